@@ -1,0 +1,65 @@
+# Every target sets up what it needs, also on a bare clone: `make demo` and `make test` just work.
+#
+#   PYTHON=...       the Python that .venv is made with      (default: found by tools/find-python)
+#   VENV=...         where the environment lives             (default: .venv)
+#   JAX_VERSION=...  an exact release of JAX to install      (default: the newest that is allowed)
+#   WORKERS=...      pytest processes                        (default: 2)
+#   ARGS=...         more arguments for pytest or the demo   (make test ARGS='-k evict')
+
+VENV ?= .venv
+JAX_VERSION ?=
+WORKERS ?= 2
+ARGS ?=
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed-jax-$(or $(JAX_VERSION),newest)
+PIP := $(PY) -m pip install --disable-pip-version-check -qq
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types format wheel clean
+
+help: ## say what each target does
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1	/' | \
+	    while IFS='	' read -r target text; do printf '  make %-7s %s\n' "$$target" "$$text"; done
+
+setup: $(STAMP) ## make or refresh the environment, and nothing else
+
+demo: $(STAMP) ## run the cache against a churning workload and show what it saves
+	$(PY) -m experiments.churn $(ARGS)
+
+test: $(STAMP) ## run every test, the slow ones too
+	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(STAMP) ## check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+# The wheel of Node.js in .venv is used, never one that happens to be on PATH: one answer everywhere.
+types: $(STAMP) ## check types
+	PYRIGHT_PYTHON_GLOBAL_NODE=off $(PY) -m pyright --pythonpath $(PY)
+
+format: $(STAMP) ## format the code and sort its imports
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+wheel: $(STAMP) ## build the wheel into dist/
+	@rm -rf dist
+	$(PY) -m build --wheel --no-isolation > /dev/null
+	@ls dist/*.whl
+
+clean: ## remove the environments, caches and built files
+	rm -rf .venv* build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The interpreter in a venv is a link: when what it points to is gone, this rule runs again.
+$(PY):
+	@python=$$(PYTHON="$(PYTHON)" tools/find-python) && \
+	    echo "Making $(VENV) with $$("$$python" --version)" && \
+	    "$$python" -m venv --clear $(VENV)
+
+$(STAMP): pyproject.toml | $(PY)
+	@echo "Installing into $(VENV): JAX $(or $(JAX_VERSION),(newest allowed)) and what the tests and experiments need (1-3 min)"
+	@rm -f $(VENV)/.installed-*
+	@$(PIP) -e '.[test,experiments]' $(if $(JAX_VERSION),'jax==$(JAX_VERSION)')
+	@$(PY) -c 'import jax, sys; print(f"Ready: JAX {jax.__version__} on Python {sys.version.split()[0]}")'
+	@touch $@
