@@ -1,7 +1,7 @@
 # Every target sets up what it needs, also on a bare clone: `make demo` and `make test` just work.
 #
-#   PYTHON=...       the Python that .venv is made with      (default: found by tools/find-python)
 #   VENV=...         where the environment lives             (default: .venv)
+#   PYTHON=...       the Python to make a new one with       (default: found by tools/find-python)
 #   JAX_VERSION=...  an exact release of JAX to install      (default: the newest that is allowed)
 #   WORKERS=...      pytest processes                        (default: 2)
 #   ARGS=...         more arguments for pytest or the demo   (make test ARGS='-k evict')
@@ -44,7 +44,7 @@ format: $(STAMP) ## format the code and sort its imports
 
 wheel: $(STAMP) ## build the wheel into dist/
 	@rm -rf dist
-	$(PY) -m build --wheel --no-isolation > /dev/null
+	$(PY) -m build --quiet --wheel --no-isolation
 	@ls dist/*.whl
 
 clean: ## remove the environments, caches and built files
@@ -60,6 +60,6 @@ $(PY):
 $(STAMP): pyproject.toml | $(PY)
 	@echo "Installing into $(VENV): JAX $(or $(JAX_VERSION),(newest allowed)) and what the tests and experiments need (1-3 min)"
 	@rm -f $(VENV)/.installed-*
-	@$(PIP) -e '.[test,experiments]' $(if $(JAX_VERSION),'jax==$(JAX_VERSION)')
+	@$(PIP) --upgrade -e '.[test,experiments]' 'jax$(if $(JAX_VERSION),==$(JAX_VERSION))'
 	@$(PY) -c 'import jax, sys; print(f"Ready: JAX {jax.__version__} on Python {sys.version.split()[0]}")'
 	@touch $@
