@@ -45,7 +45,6 @@ format: $(STAMP) ## format the code and sort its imports
 wheel: $(STAMP) ## build the wheel into dist/
 	@rm -rf dist
 	$(PY) -m build --quiet --wheel --no-isolation
-	@ls dist/*.whl
 
 clean: ## remove the environments, caches and built files
 	rm -rf .venv* build dist .pytest_cache .ruff_cache .hypothesis
