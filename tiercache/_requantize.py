@@ -1,0 +1,103 @@
+"""`requantize`: hot pages become cold slots, wherever their ids stand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int32
+
+from tiercache._transfer import NOTHING, compact, num_true, take_free
+from tiercache.ids import HOLE, NO_PAGE, NO_SLOT, entry_to_page, slot_to_entry
+from tiercache.layout import page_to_record, read_page, transcode_page
+from tiercache.memory import write_record
+from tiercache.prefix import relocate
+from tiercache.reasons import Reason, first_reason
+from tiercache.spec import CacheSpec
+from tiercache.state import BlockTable, CacheState, count
+
+
+class RequantizeInfo(NamedTuple):
+    """What became cold.
+
+    Attributes:
+      slot_ids: the slot of each page asked for; `NO_SLOT` where it stayed hot or none was asked.
+      reason: per page, `OK`, `SLOTS_FULL`, `NOT_FINITE`, or `BAD_ID` for a page that is free.
+    """
+
+    slot_ids: Int32[Array, "n"]
+    reason: Int32[Array, "n"]
+
+
+def requantize(
+    state: CacheState, page_ids: Int32[Array, "n"], *, spec: CacheSpec
+) -> tuple[CacheState, RequantizeInfo]:
+    """Packs hot pages into cold slots and frees them; rows and nodes then name the slots.
+
+    A page moves as a whole: if one value of one layer is not finite, it stays where it was. Every
+    row entry and node that named the page names its slot afterwards, and the slot takes over the
+    page's reference count. A node's exact host copy stays, and is what restoring it uses.
+
+    Args:
+      state: the cache.
+      page_ids: pages, each at most once; `NO_PAGE` is skipped.
+      spec: the geometry; its policy must have cold slots.
+
+    Raises:
+      ValueError: while tracing, if the spec has no cold slots.
+    """
+    if not spec.num_cold_slots:
+        raise ValueError("requantize needs num_cold_slots above 0.")
+    refs = state.pages.refs
+    asked = page_ids != NO_PAGE
+    held = refs.at[jnp.where(page_ids >= 0, page_ids, NO_PAGE)].get(mode="fill", fill_value=0) > 0
+    slot_ids = take_free(state.cold.refs == 0, asked & held)
+    has_slot = slot_ids != NOTHING
+    bank, finite = _pack(state, page_ids, slot_ids, has_slot, spec)
+    reason = first_reason(
+        (asked & ~held, Reason.BAD_ID),
+        (asked & ~has_slot, Reason.SLOTS_FULL),
+        (asked & ~finite, Reason.NOT_FINITE),
+    )
+    moved = asked & (reason == Reason.OK)
+    page_ids = jnp.where(moved, page_ids, NO_PAGE)
+    slot_ids = jnp.where(moved, slot_ids, NO_SLOT)
+
+    taken_over = refs.at[page_ids].get(mode="fill", fill_value=0)
+    state = state._replace(
+        pages=state.pages._replace(refs=refs.at[page_ids].set(0, mode="drop")),
+        cold=state.cold._replace(
+            bank=bank, refs=state.cold.refs.at[slot_ids].set(taken_over, mode="drop")
+        ),
+        table=_publish(state.table, page_ids, slot_ids, spec),
+        index=relocate(state.index, page_ids, slot_ids),
+        counters=count(state.counters, reason, pages_to_cold=num_true(moved)),
+    )
+    return state, RequantizeInfo(slot_ids, reason)
+
+
+def _pack(state: CacheState, page_ids, slot_ids, mask: Bool[Array, "n"], spec: CacheSpec):
+    """(the bank with the packed pages, per page whether it was finite). Invalid ones are not kept:
+    their slot stays free, and its bytes do not matter."""
+    number, places, pages, slots = compact(mask, jnp.arange(mask.shape[0]), page_ids, slot_ids)
+
+    def body(i, carry):
+        bank, finite = carry
+        page = read_page(state.pages.payload, pages[i])
+        cold, ok = transcode_page(page, spec.hot_layout, spec.cold_layout)
+        bank = write_record(bank, slots[i], page_to_record(cold))
+        return bank, finite.at[places[i]].set(ok)
+
+    return lax.fori_loop(0, number, body, (state.cold.bank, jnp.ones(mask.shape, bool)))
+
+
+def _publish(table: BlockTable, page_ids, slot_ids, spec: CacheSpec) -> BlockTable:
+    """Replaces the moved pages in every row; a row's cold part counts as committed."""
+    moved_to = jnp.full(spec.num_pages, HOLE, jnp.int32)
+    moved_to = moved_to.at[page_ids].set(slot_to_entry(slot_ids), mode="drop")
+    sentinel = moved_to.at[entry_to_page(table.entries)].get(mode="fill", fill_value=HOLE)
+    entries = jnp.where(sentinel < HOLE, sentinel, table.entries)
+    depth = jnp.where(entries < HOLE, 1 + jnp.arange(spec.max_pages), 0)
+    committed = jnp.maximum(table.committed, jnp.max(depth, axis=1) * spec.page_size)
+    return table._replace(entries=entries, committed=committed.astype(jnp.int32))
