@@ -27,8 +27,9 @@ setup: $(STAMP) ## make or refresh the environment, and nothing else
 demo: $(STAMP) ## run the cache against a churning workload and show what it saves
 	$(PY) -m experiments.churn $(ARGS)
 
+# worksteal: neighbours stay in one process as long as both are busy, so a file's jits compile once.
 test: $(STAMP) ## run every test, the slow ones too
-	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## check style and formatting
 	$(PY) -m ruff check .
