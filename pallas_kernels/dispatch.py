@@ -1,12 +1,12 @@
 """Picks one implementation of an op: the first able one, or the one that was named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def call(implementations: Mapping[str, Callable], implementation: str | None, *args, **kwargs) -> Any:
+def call(
+    implementations: Mapping[str, Callable], implementation: str | None, *args, **kwargs
+) -> Any:
     """Calls an implementation of an op.
 
     Args:

@@ -1,7 +1,5 @@
 """`append` and `advance`: the new K and V of a step, layer by layer, then its commit."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -75,7 +73,7 @@ def append(
 
 
 def _write(pool: Encoded, plane: int, view: View, new: Encoded) -> Encoded:
-    """Scatters tokens; `pool` is [page, plane, head, token, width], `new` [n, head, token, width]."""
+    """Scatters `new` [n, head, token, width] to `pool` [page, plane, head, token, width]."""
     heads = jnp.arange(pool.codes.shape[2])
     pages, offsets = view.write_pages[:, None, :], view.write_offsets[:, None, :]
 

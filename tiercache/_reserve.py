@@ -1,7 +1,5 @@
 """`reserve`: pages for the tokens that come, and copies of shared pages about to be written."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -94,9 +92,7 @@ def reserve(
     entries = entries.at[rows, jnp.where(copied, table.lengths // size, NOTHING)].set(
         copy_ids, mode="drop"
     )
-    info = ReserveInfo(
-        granted, reason, jnp.maximum(jnp.sum(need) - free, 0), num_true(copied)
-    )
+    info = ReserveInfo(granted, reason, jnp.maximum(jnp.sum(need) - free, 0), num_true(copied))
     return (
         state._replace(
             pages=state.pages._replace(payload=payload, refs=refs),

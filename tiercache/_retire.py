@@ -1,7 +1,5 @@
 """`retire`: the decode-boundary pass that turns a row's old pages cold and gives them back."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -30,9 +28,7 @@ class RetireInfo(NamedTuple):
     left: Int32[Array, ""]
 
 
-def retire(
-    state: CacheState, *, most: int, spec: CacheSpec
-) -> tuple[CacheState, RetireInfo]:
+def retire(state: CacheState, *, most: int, spec: CacheSpec) -> tuple[CacheState, RetireInfo]:
     """Moves up to `most` pages that are older than `keep_tokens` in every row to cold slots.
 
     A page is old in a row when all its tokens lie before the row's newest `keep_tokens`. A page
@@ -60,9 +56,7 @@ def retire(
     state, info = requantize(state, page_ids.astype(jnp.int32), spec=spec)
     moved = info.slot_ids != NO_PAGE
     page_ids = jnp.where(moved, page_ids, NO_PAGE).astype(jnp.int32)
-    return state, RetireInfo(
-        page_ids, info.slot_ids, info.reason, num_true(old) - num_true(moved)
-    )
+    return state, RetireInfo(page_ids, info.slot_ids, info.reason, num_true(old) - num_true(moved))
 
 
 def old_pages(state: CacheState, spec: CacheSpec) -> Bool[Array, "page"]:

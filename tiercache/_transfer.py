@@ -4,12 +4,11 @@ Loops run as many times as there are pages to move, so an update touches only th
 not exist is ever written, and the memory in flight is one page.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int32, UInt8
 
+from pallas_kernels.banks import read_record, write_record
 from tiercache.layout import (
     PageLayout,
     Payload,
@@ -18,12 +17,11 @@ from tiercache.layout import (
     record_to_page,
     write_page,
 )
-from tiercache.memory import read_record, write_record
 
 NOTHING = 2**30  # past every pool
 
 
-def num_true(mask: Bool[Array, "..."]) -> Int32[Array, ""]:
+def num_true(mask: Bool[Array, ...]) -> Int32[Array, ""]:
     """How many are true, as int32."""
     return jnp.sum(mask, dtype=jnp.int32)
 
@@ -53,7 +51,7 @@ def store_pages(
     slot_ids: Int32[Array, "n"],
     mask: Bool[Array, "n"],
 ) -> UInt8[Array, "slots bytes"]:
-    """Copies pages, as records, to slots of a bank where `mask` holds; both ids must exist there."""
+    """Copies pages, as records, to slots of a bank where `mask` holds; both ids exist there."""
     if not page_ids.size:
         return bank
     number, page_ids, slot_ids = compact(mask, page_ids, slot_ids)

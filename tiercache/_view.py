@@ -1,7 +1,5 @@
 """`view`: where one step reads and writes, computed once for all layers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

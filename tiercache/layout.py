@@ -5,8 +5,6 @@ pool has two leaves per format in use (codes and scales) however many layers the
 the same leaves as bytes, one after the other: host pages and cold slots are rows of such records.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -78,7 +76,7 @@ class PageLayout:
     @classmethod
     def of(
         cls, formats: tuple[tuple[str, str], ...], num_kv_heads: int, page_size: int, head_dim: int
-    ) -> PageLayout:
+    ) -> "PageLayout":
         """The layout of `formats`: (K codec name, V codec name) per layer."""
         planes: dict[str, list[tuple[int, int]]] = {}
         for layer, names in enumerate(formats):

@@ -1,7 +1,5 @@
 """`CacheSpec`: the static geometry of a cache, checked once, and its byte arithmetic."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

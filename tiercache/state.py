@@ -1,16 +1,14 @@
 """The state of a cache: NamedTuples of arrays. Geometry is read from the spec or from shapes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped, UInt8, UInt32
 
+from pallas_kernels.banks import make_bank
 from tiercache.ids import HOLE, NO_NODE
 from tiercache.layout import Payload, empty_payload
-from tiercache.memory import make_bank
 from tiercache.prefix import PrefixIndex, init_index
 from tiercache.reasons import reason_bit
 from tiercache.spec import CacheSpec, bytes_per_page, bytes_per_snapshot
@@ -146,9 +144,7 @@ def init_state(spec: CacheSpec) -> CacheState:
     snapshot = bytes_per_snapshot(spec)
 
     def stack(count: int):
-        return tuple(
-            jnp.zeros((count, *leaf.shape), leaf.dtype) for leaf in spec.snapshot_leaves
-        )
+        return tuple(jnp.zeros((count, *leaf.shape), leaf.dtype) for leaf in spec.snapshot_leaves)
 
     return CacheState(
         pages=PagePool(
@@ -188,7 +184,7 @@ def init_state(spec: CacheSpec) -> CacheState:
     )
 
 
-def count(counters: Counters, reason: Int32[Array, "..."] | None = None, **events) -> Counters:
+def count(counters: Counters, reason: Int32[Array, ...] | None = None, **events) -> Counters:
     """Adds events by name, and remembers a refusal: its bit, and one more `refused`."""
     unknown = set(events) - set(COUNTER_NAMES)
     if unknown:
@@ -212,8 +208,7 @@ def traffic(state: CacheState, spec: CacheSpec) -> dict[str, int]:
     page, cold = bytes_per_page(spec, "device"), bytes_per_page(spec, "cold")
     snapshot = bytes_per_snapshot(spec)
     return {
-        "device_to_host": counts["pages_to_host"] * page
-        + counts["snapshots_to_host"] * snapshot,
+        "device_to_host": counts["pages_to_host"] * page + counts["snapshots_to_host"] * snapshot,
         "host_to_device": counts["pages_from_host"] * page
         + counts["snapshots_from_host"] * snapshot,
         "hot_to_cold": counts["pages_to_cold"] * cold,

@@ -1,7 +1,5 @@
 """The op's signature and its implementations."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 from jaxtyping import Array, Float, Int32

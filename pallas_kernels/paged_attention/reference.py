@@ -1,11 +1,9 @@
 """`paged_attention` in plain jnp: a loop over blocks of pages with a running softmax."""
 
-from __future__ import annotations
-
-import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.banks import is_host, num_slots, read_record, slot_or_trash
 from pallas_kernels.codecs import Encoded
 from pallas_kernels.paged_attention.types import ColdPlane, HotPlane, gather_hot
 
@@ -44,7 +42,7 @@ def paged_attention(
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         finite_top = jnp.where(jnp.isfinite(new_top), new_top, 0.0)
         weights = jnp.exp(scores - finite_top[..., None])
-        shrink = jnp.exp(jnp.where(jnp.isfinite(top), top, -jnp.inf) - finite_top)
+        shrink = jnp.exp(top - finite_top)
         # A page may hold anything where it holds no token yet: zero times NaN would be NaN.
         seen_by_any = jnp.any(seen, axis=(1, 2))[:, None, :, None]
         values = jnp.where(seen_by_any, values, 0.0)
@@ -83,7 +81,7 @@ def read_block(hot: HotPlane, cold: ColdPlane | None, entries):
 
 
 def gather_cold(cold: ColdPlane, slots, head_shape: tuple[int, int], dim: int) -> Encoded:
-    """The plane of some slots, [row, page, head, token, width]; a slot past the bank gives trash."""
+    """The plane of some slots, [row, page, head, token, width]; trash past the bank."""
     codec = cold.codec
     parts = [(cold.codes_offset, codec.code_width(dim), codec.code_dtype)]
     if codec.scale_dtype is not None:
@@ -94,26 +92,28 @@ def gather_cold(cold: ColdPlane, slots, head_shape: tuple[int, int], dim: int) -
         size = head_shape[0] * head_shape[1] * width * dtype.itemsize
         data = _read_slots(cold.bank, slots.reshape(-1), offset, size)
         data = data.reshape(*slots.shape, *head_shape, width, dtype.itemsize)
-        leaves.append(lax.bitcast_convert_type(data[..., 0] if dtype.itemsize == 1 else data, dtype))
+        leaves.append(
+            lax.bitcast_convert_type(data[..., 0] if dtype.itemsize == 1 else data, dtype)
+        )
     return Encoded(leaves[0], leaves[1] if len(leaves) > 1 else None)
 
 
 def _read_slots(bank, slots, offset: int, size: int):
-    """[n, size] bytes at `offset` of `n` slots, on the device, from either memory."""
-    last = bank.shape[0] - 1
-    slots = jnp.where((slots >= 0) & (slots < last), slots, last)
-    if jax.typeof(bank).memory_space != jax.memory.Space.Host:
+    """[n, size] bytes at `offset` of `n` slots, on the device, from either memory; zeros from a
+    host bank where a slot does not exist, so that nothing crosses the bus for it."""
+    slots = slot_or_trash(bank, slots)
+    if not is_host(bank):
         starts = jnp.stack([slots, jnp.full_like(slots, offset)], axis=-1)
-        return lax.gather(
-            bank, starts,
-            lax.GatherDimensionNumbers(
-                offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
-            ),
-            slice_sizes=(1, size), mode="clip",
-        )  # fmt: skip
+        dimensions = lax.GatherDimensionNumbers(
+            offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
+        )
+        return lax.gather(bank, starts, dimensions, slice_sizes=(1, size), mode="clip")
+    exists = slots < num_slots(bank)
+    (order,) = jnp.nonzero(exists, size=slots.shape[0], fill_value=0)
 
     def body(i, out):
-        row = read_host(bank, slots[i], offset, size)
-        return lax.dynamic_update_index_in_dim(out, row, i, 0)
+        row = read_record(bank, slots[order[i]], offset=offset, size=size)
+        return lax.dynamic_update_index_in_dim(out, row, order[i], 0)
 
-    return lax.fori_loop(0, slots.shape[0], body, jnp.zeros((slots.shape[0], size), jnp.uint8))
+    empty = jnp.zeros((slots.shape[0], size), jnp.uint8)
+    return lax.fori_loop(0, jnp.sum(exists), body, empty)

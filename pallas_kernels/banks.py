@@ -6,8 +6,6 @@ and a bank never crosses the bus as a whole. Writes are `dynamic_update_slice`, 
 donated bank in place in both spaces; a vector index on a host bank would not.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,7 +39,7 @@ def num_slots(bank: UInt8[Array, "slots bytes"]) -> int:
     return bank.shape[0] - 1
 
 
-def slot_or_trash(bank: UInt8[Array, "slots bytes"], slot_ids: Int32[Array, "..."]):
+def slot_or_trash(bank: UInt8[Array, "slots bytes"], slot_ids: Int32[Array, ...]):
     """The ids themselves where they exist, else the id of the trash slot."""
     count = num_slots(bank)
     return jnp.where((slot_ids >= 0) & (slot_ids < count), slot_ids, count)
@@ -71,8 +69,10 @@ def read_record(
     """
     size = bank.shape[1] - offset if size is None else size
     slot_id = slot_or_trash(bank, slot_id)
-    return _host_slice(bank, slot_id, offset, size) if is_host(bank) else _slice(
-        bank, slot_id, offset, size
+    return (
+        _host_slice(bank, slot_id, offset, size)
+        if is_host(bank)
+        else _slice(bank, slot_id, offset, size)
     )
 
 

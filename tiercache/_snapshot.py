@@ -1,0 +1,230 @@
+"""`save_snapshot` and `load_snapshot`: copies between the live rows and the cached snapshots."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int32, Shaped
+
+from pallas_kernels.banks import read_record
+from tiercache._transfer import NOTHING, compact, num_true, take_free
+from tiercache.ids import NO_NODE, NO_SNAP
+from tiercache.layout import from_bytes, to_bytes
+from tiercache.prefix import SNAPSHOT_DEVICE, SNAPSHOT_HOST, SNAPSHOT_NONE, Plan
+from tiercache.reasons import Reason, first_reason
+from tiercache.spec import CacheSpec
+from tiercache.state import FREE, CacheState, SnapshotPool, count
+
+Leaves = tuple[Shaped[Array, "..."], ...]
+
+
+class SaveInfo(NamedTuple):
+    """What was saved.
+
+    Attributes:
+      snap_ids: the snapshot of each one asked for; `NO_SNAP` where none was asked or refused.
+      reason: per snapshot, `OK`, `SNAPSHOTS_FULL`, `BAD_ID`, or `DEPTH_MISMATCH` for a depth that
+        is no page boundary.
+    """
+
+    snap_ids: Int32[Array, "n"]
+    reason: Int32[Array, "n"]
+
+
+class LoadInfo(NamedTuple):
+    """Whether a row's recurrent state was set.
+
+    Attributes:
+      reason: `OK`, or why it was not: `BAD_ID`, `NOT_PINNED`, or `DEPTH_MISMATCH`.
+      source: `SNAPSHOT_DEVICE`, `SNAPSHOT_HOST`, or `SNAPSHOT_NONE` for a state of zeros.
+      tokens: the depth of the state that the row has now.
+    """
+
+    reason: Int32[Array, ""]
+    source: Int32[Array, ""]
+    tokens: Int32[Array, ""]
+
+
+def save_snapshot(
+    state: CacheState,
+    row_ids: Int32[Array, "n"],
+    tokens: Int32[Array, "n"],
+    leaves: Leaves | None = None,
+    *,
+    spec: CacheSpec,
+) -> tuple[CacheState, SaveInfo]:
+    """Copies recurrent states into free snapshots; `insert` of the row hangs them at its nodes.
+
+    Until then the snapshot waits under its row, and `release` of the row frees it. A row that saves
+    the same depth twice before `insert` replaces the first.
+
+    Args:
+      state: the cache.
+      row_ids: the row of each snapshot; a row that does not exist saves nothing.
+      tokens: the exact depth of each; a multiple of page_size above 0.
+      leaves: the states, [n, ...] per leaf of the spec; None takes the live states of the rows.
+      spec: the geometry.
+
+    Raises:
+      ValueError: while tracing, if the spec has no snapshots, or leaves have other shapes.
+    """
+    if not spec.num_snapshots:
+        raise ValueError("save_snapshot needs num_snapshots above 0.")
+    pool = state.snapshots
+    asked = row_ids != NOTHING
+    bad_row = (row_ids < 0) | (row_ids >= spec.max_rows)
+    bad_depth = (tokens <= 0) | (tokens % spec.page_size != 0)
+    same = (pool.owner == row_ids[:, None]) & (pool.tokens == tokens[:, None])
+    again = asked & ~bad_row & ~bad_depth & jnp.any(same, axis=1)
+    fresh = asked & ~bad_row & ~bad_depth & ~again
+    snap_ids = take_free(pool.owner == FREE, fresh)
+    snap_ids = jnp.where(again, jnp.argmax(same, axis=1).astype(jnp.int32), snap_ids)
+    reason = first_reason(
+        (asked & bad_row, Reason.BAD_ID),
+        (asked & bad_depth, Reason.DEPTH_MISMATCH),
+        (asked & (snap_ids == NOTHING), Reason.SNAPSHOTS_FULL),
+    )
+    saved = asked & (reason == Reason.OK)
+    snap_ids = jnp.where(saved, snap_ids, NO_SNAP)
+    pool = SnapshotPool(
+        _copy_in(state, row_ids, leaves, snap_ids, saved, spec),
+        pool.tokens.at[snap_ids].set(tokens, mode="drop"),
+        pool.owner.at[snap_ids].set(row_ids, mode="drop"),
+    )
+    counters = count(state.counters, reason, snapshots_saved=num_true(saved))
+    return state._replace(snapshots=pool, counters=counters), SaveInfo(snap_ids, reason)
+
+
+def _copy_in(state: CacheState, row_ids, leaves: Leaves | None, snap_ids, mask, spec: CacheSpec):
+    """The snapshot leaves after the copies; each loop turn moves one state."""
+    _check_leaves(leaves, row_ids.shape[0], spec)
+    number, places, rows, slots = compact(mask, jnp.arange(mask.shape[0]), row_ids, snap_ids)
+
+    def body(i, pool):
+        if leaves is None:
+            new = [lax.dynamic_index_in_dim(x, rows[i], 1, keepdims=False) for x in state.live]
+        else:
+            new = [lax.dynamic_index_in_dim(x, places[i], 0, keepdims=False) for x in leaves]
+        return tuple(
+            lax.dynamic_update_index_in_dim(old, x, slots[i], 0)
+            for old, x in zip(pool, new, strict=True)
+        )
+
+    return lax.fori_loop(0, number, body, state.snapshots.leaves)
+
+
+def _check_leaves(leaves: Leaves | None, number: int, spec: CacheSpec):
+    if leaves is None:
+        return
+    have = [(x.shape, str(x.dtype)) for x in leaves]
+    want = [((number, *leaf.shape), leaf.dtype) for leaf in spec.snapshot_leaves]
+    if have != want:
+        raise ValueError(f"leaves are {have}, not {want}.")
+
+
+def load_snapshot(
+    state: CacheState, plan: Plan, row_id: Int32[Array, ""], *, spec: CacheSpec
+) -> tuple[CacheState, LoadInfo]:
+    """Sets a row's live state to the snapshot of a plan that is pinned under the row's lease.
+
+    A device snapshot is preferred to its host copy; both are exact. An empty plan gives the state
+    of zeros that every sequence starts from. Refused, with the live state as it was, unless a
+    snapshot of exactly the plan's depth hangs at the plan's last node.
+
+    Args:
+      state: the cache.
+      plan: of `match`, pinned with `lease_id` = `row_id`.
+      row_id: the row.
+      spec: the geometry.
+    """
+    depth = plan.num_pages * spec.page_size
+    last = plan.node_ids.at[jnp.where(plan.num_pages > 0, plan.num_pages - 1, NOTHING)].get(
+        mode="fill", fill_value=NO_NODE
+    )
+    held = state.index.leases.at[row_id, plan.num_pages].get(mode="fill", fill_value=NO_NODE)
+    snap_id = state.index.snap_id.at[last].get(mode="fill", fill_value=NO_SNAP)
+    host_id = state.index.host_snap_id.at[last].get(mode="fill", fill_value=NO_SNAP)
+    empty = plan.num_pages == 0
+    on_device, on_host = snap_id < NO_SNAP, (snap_id == NO_SNAP) & (host_id < NO_SNAP)
+    if spec.num_snapshots:
+        recorded = state.snapshots.tokens.at[snap_id].get(mode="fill", fill_value=-1)
+        on_device &= recorded == depth
+    source = _source(empty, on_device, on_host)
+    missing = spec.needs_snapshot & ~empty & (source == SNAPSHOT_NONE)
+    reason = first_reason(
+        ((row_id < 0) | (row_id >= spec.max_rows), Reason.BAD_ID),
+        (~empty & (held != last), Reason.NOT_PINNED),
+        (missing, Reason.DEPTH_MISMATCH),
+    )
+    ok = reason == Reason.OK
+    live = _clear_rows(state.live, row_id, ok & (empty | (source == SNAPSHOT_NONE)))
+    live = _from_device(state, live, row_id, snap_id, ok & (source == SNAPSHOT_DEVICE), spec)
+    live = _from_host(state, live, row_id, host_id, ok & (source == SNAPSHOT_HOST), spec)
+    counters = count(
+        state.counters, reason,
+        snapshots_from_device=ok & (source == SNAPSHOT_DEVICE),
+        snapshots_from_host=ok & (source == SNAPSHOT_HOST),
+    )  # fmt: skip
+    state = state._replace(live=live, counters=counters)
+    return state, LoadInfo(reason, source, jnp.where(ok, depth, 0))
+
+
+def _source(empty, on_device, on_host) -> Int32[Array, ""]:
+    source = jnp.where(on_host, SNAPSHOT_HOST, SNAPSHOT_NONE)
+    source = jnp.where(on_device, SNAPSHOT_DEVICE, source)
+    return jnp.where(empty, SNAPSHOT_NONE, source).astype(jnp.int32)
+
+
+def _set_row(live: Leaves, row_id, new: Leaves) -> Leaves:
+    return tuple(
+        lax.dynamic_update_index_in_dim(x, y, row_id, 1) for x, y in zip(live, new, strict=True)
+    )
+
+
+def _once(condition: Bool[Array, ""], update, live: Leaves) -> Leaves:
+    """`update(live)` where `condition` holds: a loop of one turn or none, so nothing is copied."""
+    return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, x: update(x), live)
+
+
+def _clear_rows(live: Leaves, row_id, condition) -> Leaves:
+    zeros = tuple(jnp.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in live)
+    return _once(condition, lambda live: _set_row(live, row_id, zeros), live)
+
+
+def _from_device(state: CacheState, live, row_id, snap_id, condition, spec: CacheSpec):
+    if not spec.num_snapshots:
+        return live
+
+    def update(live):
+        new = tuple(
+            lax.dynamic_index_in_dim(x, snap_id, 0, keepdims=False) for x in state.snapshots.leaves
+        )
+        return _set_row(live, row_id, new)
+
+    return _once(condition, update, live)
+
+
+def _from_host(state: CacheState, live, row_id, host_id, condition, spec: CacheSpec):
+    if not spec.num_host_snapshots:
+        return live
+
+    def update(live):
+        record = read_record(state.host.snapshots, host_id)
+        return _set_row(live, row_id, record_to_leaves(record, spec))
+
+    return _once(condition, update, live)
+
+
+def leaves_to_record(leaves: Leaves) -> Shaped[Array, "bytes"]:
+    """One snapshot as bytes: its leaves one after the other."""
+    return jnp.concatenate([to_bytes(leaf) for leaf in leaves])
+
+
+def record_to_leaves(record: Shaped[Array, "bytes"], spec: CacheSpec) -> Leaves:
+    """The leaves that `leaves_to_record` made the record of."""
+    leaves, offset = [], 0
+    for leaf in spec.snapshot_leaves:
+        part = lax.slice_in_dim(record, offset, offset + leaf.num_bytes)
+        leaves.append(from_bytes(part, leaf.shape, leaf.dtype))
+        offset += leaf.num_bytes
+    return tuple(leaves)
