@@ -37,7 +37,7 @@ def insert(
     state: CacheState,
     row_id: Int32[Array, ""],
     tokens: Int32[Array, "tokens"],
-    namespace: UInt32[Array, 16],
+    namespace: UInt32[Array, "16"],
     *,
     spec: CacheSpec,
 ) -> tuple[CacheState, InsertInfo]:

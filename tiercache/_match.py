@@ -15,7 +15,7 @@ def match(
     state: CacheState,
     tokens: Int32[Array, "tokens"],
     length: Int32[Array, ""],
-    namespace: UInt32[Array, 16],
+    namespace: UInt32[Array, "16"],
     *,
     spec: CacheSpec,
 ) -> Plan:

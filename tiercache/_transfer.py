@@ -21,7 +21,7 @@ from tiercache.layout import (
 NOTHING = 2**30  # past every pool
 
 
-def num_true(mask: Bool[Array, ...]) -> Int32[Array, ""]:
+def num_true(mask: Bool[Array, "..."]) -> Int32[Array, ""]:
     """How many are true, as int32."""
     return jnp.sum(mask, dtype=jnp.int32)
 

@@ -72,7 +72,7 @@ def explain(code: int | Array) -> str:
     return TEXTS[Reason(int(code))]
 
 
-def first_reason(*pairs: tuple[Array, Reason]) -> Int32[Array, ...]:
+def first_reason(*pairs: tuple[Array, Reason]) -> Int32[Array, "..."]:
     """The first reason whose condition holds, else `OK`. Conditions broadcast."""
     code = jnp.int32(Reason.OK)
     for condition, reason in reversed(pairs):
@@ -80,7 +80,7 @@ def first_reason(*pairs: tuple[Array, Reason]) -> Int32[Array, ...]:
     return code
 
 
-def reason_bit(code: Int32[Array, ...]) -> UInt32[Array, ""]:
+def reason_bit(code: Int32[Array, "..."]) -> UInt32[Array, ""]:
     """The status bits of one or many reason codes; zero for `OK`."""
     bits = jnp.where(code > 0, jnp.uint32(1) << code.astype(jnp.uint32), jnp.uint32(0))
     return jnp.bitwise_or.reduce(bits.reshape(-1))

@@ -184,7 +184,7 @@ def init_state(spec: CacheSpec) -> CacheState:
     )
 
 
-def count(counters: Counters, reason: Int32[Array, ...] | None = None, **events) -> Counters:
+def count(counters: Counters, reason: Int32[Array, "..."] | None = None, **events) -> Counters:
     """Adds events by name, and remembers a refusal: its bit, and one more `refused`."""
     unknown = set(events) - set(COUNTER_NAMES)
     if unknown:
