@@ -94,6 +94,8 @@ def match(
     last = jnp.where(num_pages > 0, num_pages - 1, NO_NODE)
     snap_id = gather(snap_ids, last, NO_SNAP)
     host_snap_id = gather(host_snap_ids, last, NO_SNAP)
+    tiers = jnp.array([[codes.SOURCE_HOT], [codes.SOURCE_COLD], [codes.SOURCE_HOST]], jnp.int32)
+    counts = jnp.sum(sources == tiers, axis=1, dtype=jnp.int32)
     return Plan(
         node_ids=node_ids,
         epochs=gather(index.epoch, node_ids, 0),
@@ -107,9 +109,9 @@ def match(
         snap_id=snap_id,
         host_snap_id=host_snap_id,
         cut=_cut(chain, limit, num_pages, kv_pages),
-        num_hot=jnp.sum(sources == codes.SOURCE_HOT, dtype=jnp.int32),
-        num_cold=jnp.sum(sources == codes.SOURCE_COLD, dtype=jnp.int32),
-        num_host=jnp.sum(sources == codes.SOURCE_HOST, dtype=jnp.int32),
+        num_hot=counts[0],
+        num_cold=counts[1],
+        num_host=counts[2],
     )
 
 

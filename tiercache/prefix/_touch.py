@@ -10,7 +10,6 @@ from tiercache.ids import NO_NODE
 from tiercache.prefix.arrays import gather, keep_ids, put
 from tiercache.prefix.index import FREE, PrefixIndex
 
-
 _NEVER: Final = 2**31 - 1
 
 

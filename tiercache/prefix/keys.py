@@ -1,8 +1,8 @@
-"""Chained keys of all page prefixes of a prompt at once.
+"""Keys of all page prefixes of a prompt at once.
 
-A page is hashed on its own, and its hash makes an affine map `k -> a * k + b` of 32-bit words with
-an odd `a`. The key of a prefix is the composition of its maps, applied to the namespace's key.
-Composition is associative, so one scan gives all prefixes. Two lanes do this with constants of
+A page is hashed on its own, and its hash is mixed with its place into a step `k -> k + step` of a
+32-bit word. The key of a prefix is the composition of its steps, applied to the namespace's key:
+composition is associative, so one prefix sum gives all keys. Two lanes do this with constants of
 their own. Keys only propose candidates; tokens and parents decide.
 """
 
@@ -33,29 +33,27 @@ def _multipliers(size: int) -> np.ndarray:
     return (words ^ (words >> 16)) | np.uint32(1)
 
 
-def page_hashes(pages: Int32[Array, "page token"]) -> UInt32[Array, "page 2"]:
-    """Two independent 32-bit hashes of each page's tokens: multilinear, then mixed."""
-    words = lax.bitcast_convert_type(pages, jnp.uint32)
-    return mix(words @ jnp.asarray(_multipliers(pages.shape[1])))
+def page_hashes(pages: Int32[Array, "page token"]) -> UInt32[Array, "2 page"]:
+    """Two independent hashes of each page's tokens: multilinear, modulo 2**32."""
+    multipliers = _multipliers(pages.shape[1]).view(np.int32)
+    # One matrix-vector product a lane: the CPU backend vectorizes those, and no matrix of integers.
+    hashes = jnp.stack([pages @ jnp.asarray(multipliers[:, lane]) for lane in range(2)])
+    return lax.bitcast_convert_type(hashes, jnp.uint32)
 
 
 def namespace_key(namespace: UInt32[Array, "16"]) -> UInt32[Array, "2"]:
     """The key of a namespace root, from which the keys of its prefixes go on."""
     lanes = lax.bitcast_convert_type(namespace, jnp.int32)
-    return ~page_hashes(lanes[None])[0]
+    return ~mix(page_hashes(lanes[None])[:, 0])
 
 
 def chain(
-    hashes: UInt32[Array, "page 2"], first_key: UInt32[Array, "2"]
+    hashes: UInt32[Array, "2 page"], first_key: UInt32[Array, "2"]
 ) -> UInt32[Array, "page 2"]:
-    """Keys of all prefixes from page hashes and the key of what lies before the first page."""
-
-    def compose(outer, inner):
-        return inner[0] * outer[0], inner[0] * outer[1] + inner[1]
-
-    factors = hashes[:, ::-1] | 1
-    scale, shift = lax.associative_scan(compose, (factors, hashes))
-    return scale * first_key + shift
+    """Keys of all prefixes, from page hashes and the key of what lies before the first page."""
+    places = jnp.arange(1, hashes.shape[1] + 1, dtype=jnp.uint32) * jnp.uint32(_GOLDEN)
+    steps = mix(hashes + places)
+    return (jnp.cumsum(steps, axis=1, dtype=jnp.uint32) + first_key[:, None]).T
 
 
 def prefix_keys(
