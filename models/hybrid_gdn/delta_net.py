@@ -90,13 +90,17 @@ class GatedDeltaNet(nnx.Module):
         kernel = config.linear_conv_kernel_dim
         counts = jnp.clip(counts, 0, num_tokens)
         conv = conv_state(joined, counts, kernel)
-        rule = (*self._heads(mixed, valid), *self._gates(x, valid), state.delta)
+        q, k, v = self._heads(mixed, valid)
+        g, beta = self._gates(x, valid)
         kept = None
         if num_tokens == 1:
-            out, delta = recurrent_gated_delta_step(*(a[:, 0] for a in rule[:-1]), rule[-1])
+            now = (q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0])
+            out, delta = recurrent_gated_delta_step(*now, state.delta)
             out = out[:, None]
         else:
-            out, delta, kept_delta = chunk_gated_delta_rule(*rule, boundaries=boundaries)
+            out, delta, kept_delta = chunk_gated_delta_rule(
+                q, k, v, g, beta, state.delta, boundaries=boundaries
+            )
             if boundaries is not None and kept_delta is not None:
                 kept = LayerState(_conv_at(joined, boundaries, counts, kernel), kept_delta)
         z = z.reshape(*out.shape)
