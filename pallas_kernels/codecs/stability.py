@@ -23,9 +23,11 @@ def is_byte_stable(hot: Codec, cold: Codec) -> bool:
       scale next to its seventh rounds to a value with that scale, and rounding a code's value
       to 4 significant bits moves it by less than half a code.
 
-    Counterexamples to the rest are in the tests. Such as: two groups of 16 with far apart
-    scales share one int8 scale, under which the smaller group vanishes; 6 * 14 is no E4M3 value
-    and its neighbour 80 has the scale 13.
+    Counterexamples to the rest are in the tests. Two groups of 16 share one int8 scale, and half
+    a step of it can be more than the smaller group's values bear. Under fp8 a plain E2M1 codec
+    changes bytes only past its largest value (6 * 448 is no E4M3 value, and its neighbour 2560
+    has another scale) or where one token spans more than fp8 does; with `+search`, the noise of
+    fp8 can also turn the choice of a scale.
     """
     hot_name, cold_name = hot.name.split("+")[0], cold.name.split("+")[0]
     if hot_name == cold_name:
