@@ -17,6 +17,12 @@ def is_host(x: Array) -> bool:
     return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
+def default_device() -> jax.Device:
+    """The device that JAX puts new arrays on."""
+    configured = jax.config.jax_default_device
+    return configured if isinstance(configured, jax.Device) else jax.local_devices()[0]
+
+
 def make_bank(num_slots: int, num_bytes: int, *, host: bool) -> UInt8[Array, "slots bytes"]:
     """A bank of `num_slots` records and the trash slot; host banks are pinned and uninitialised.
 
@@ -25,8 +31,7 @@ def make_bank(num_slots: int, num_bytes: int, *, host: bool) -> UInt8[Array, "sl
     shape = (num_slots + 1, num_bytes)
     if not host:
         return jnp.zeros(shape, jnp.uint8)
-    device = jnp.zeros(()).devices().pop()
-    pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    pinned = jax.sharding.SingleDeviceSharding(default_device(), memory_kind="pinned_host")
 
     def empty():
         return jax.device_put(lax.empty(shape, jnp.uint8), jax.memory.Space.Host)
@@ -39,7 +44,7 @@ def num_slots(bank: UInt8[Array, "slots bytes"]) -> int:
     return bank.shape[0] - 1
 
 
-def slot_or_trash(bank: UInt8[Array, "slots bytes"], slot_ids: Int32[Array, ...]):
+def slot_or_trash(bank: UInt8[Array, "slots bytes"], slot_ids: Int32[Array, "..."]):
     """The ids themselves where they exist, else the id of the trash slot."""
     count = num_slots(bank)
     return jnp.where((slot_ids >= 0) & (slot_ids < count), slot_ids, count)

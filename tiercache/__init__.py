@@ -13,6 +13,7 @@ from tiercache._check import check, failures, num_unreachable_pages
 from tiercache._evict import EvictInfo, evict
 from tiercache._evict_snapshots import EvictSnapshotsInfo, evict_snapshots
 from tiercache._insert import InsertInfo, insert
+from tiercache._make_room import RoomInfo, make_room
 from tiercache._match import match, pin, plan_bytes, unpin
 from tiercache._mirror import MirrorInfo, mirror
 from tiercache._rehydrate import RehydrateInfo, rehydrate
@@ -24,7 +25,7 @@ from tiercache._snapshot import LoadInfo, SaveInfo, load_snapshot, save_snapshot
 from tiercache._view import View, view
 from tiercache.cache import Cache
 from tiercache.ids import HOLE, NO_HOST, NO_LEASE, NO_NODE, NO_PAGE, NO_ROW, NO_SLOT, NO_SNAP
-from tiercache.policies import SnapshotPlacement, snapshot_boundaries
+from tiercache.policies import SnapshotPlacement, decode_boundaries, snapshot_boundaries
 from tiercache.prefix import Namespace, Plan
 from tiercache.reasons import Reason, explain, status_texts
 from tiercache.spec import (
@@ -78,6 +79,7 @@ __all__ = [
     "RehydrateInfo",
     "RequantizeInfo",
     "ReserveInfo",
+    "RoomInfo",
     "RetireInfo",
     "RowInfo",
     "SaveInfo",
@@ -92,6 +94,7 @@ __all__ = [
     "bytes_per_snapshot",
     "check",
     "counter_values",
+    "decode_boundaries",
     "evict",
     "evict_snapshots",
     "explain",
@@ -101,6 +104,7 @@ __all__ = [
     "insert",
     "is_writable",
     "load_snapshot",
+    "make_room",
     "match",
     "mirror",
     "num_unreachable_pages",

@@ -51,18 +51,21 @@ def save_snapshot(
     tokens: Int32[Array, "n"],
     leaves: Leaves | None = None,
     *,
+    replaces: Int32[Array, "n"] | None = None,
     spec: CacheSpec,
 ) -> tuple[CacheState, SaveInfo]:
     """Copies recurrent states into free snapshots; `insert` of the row hangs them at its nodes.
 
     Until then the snapshot waits under its row, and `release` of the row frees it. A row that saves
-    the same depth twice before `insert` replaces the first.
+    the same depth twice before `insert` replaces the first; with `replaces` it takes the place of a
+    shallower one, so that a decoding row needs one snapshot however long it runs.
 
     Args:
       state: the cache.
       row_ids: the row of each snapshot; a row that does not exist saves nothing.
       tokens: the exact depth of each; a multiple of page_size above 0.
       leaves: the states, [n, ...] per leaf of the spec; None takes the live states of the rows.
+      replaces: depth of a waiting snapshot of the row that each takes the place of; 0 for none.
       spec: the geometry.
 
     Raises:
@@ -75,6 +78,9 @@ def save_snapshot(
     bad_row = (row_ids < 0) | (row_ids >= spec.max_rows)
     bad_depth = (tokens <= 0) | (tokens % spec.page_size != 0)
     same = (pool.owner == row_ids[:, None]) & (pool.tokens == tokens[:, None])
+    if replaces is not None:
+        older = (pool.owner == row_ids[:, None]) & (pool.tokens == replaces[:, None])
+        same = jnp.where(jnp.any(same, axis=1, keepdims=True), same, older)
     again = asked & ~bad_row & ~bad_depth & jnp.any(same, axis=1)
     fresh = asked & ~bad_row & ~bad_depth & ~again
     snap_ids = take_free(pool.owner == FREE, fresh)

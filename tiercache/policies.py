@@ -76,17 +76,33 @@ def _branch(plan: Plan, depth, page_size: int) -> Bool[Array, "page"]:
     return depth == plan.known_pages * page_size
 
 
-def is_boundary(
-    lengths: Int32[Array, "row"], placement: SnapshotPlacement, *, page_size: int
-) -> Bool[Array, "row"]:
-    """Rows of a decode loop that have just reached a depth to take a snapshot at.
+def decode_boundaries(
+    lengths: Int32[Array, "row"],
+    prompt: Int32[Array, "row"],
+    placement: SnapshotPlacement,
+    *,
+    page_size: int,
+) -> tuple[Bool[Array, "row"], Int32[Array, "row"]]:
+    """Rows of a decode loop that have just reached a depth to save, and what that replaces.
 
-    While decoding nobody knows which boundary will be the last: with `last_page` every page
-    boundary is taken (and replaces the row's older waiting ones where the pool is short).
+    While a row decodes, nobody knows which page boundary will be its last. With `last_page` each
+    one is saved, in the place of the one before if that was saved while decoding, too.
+
+    Args:
+      lengths: tokens of each row after the step.
+      prompt: tokens of each row's prompt.
+      placement: the policy; static.
+      page_size: tokens per page; static.
+
+    Returns:
+      (due, replaces): for `save_snapshot`; `replaces` is 0 where an older snapshot stays.
     """
-    on_page = (lengths > 0) & (lengths % page_size == 0)
-    if placement.last_page:
-        return on_page
+    due = (lengths > 0) & (lengths % page_size == 0)
+    before = lengths - page_size
+    kept = before <= prompt
     if placement.every:
-        return on_page & (lengths % placement.every == 0)
-    return jnp.zeros_like(on_page)
+        kept |= before % placement.every == 0
+    if not placement.last_page:
+        due &= lengths % placement.every == 0 if placement.every else jnp.zeros_like(due)
+        kept = jnp.ones_like(kept)
+    return due, jnp.where(kept, 0, before)

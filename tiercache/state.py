@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped, UInt8, UInt32
 
-from pallas_kernels.banks import make_bank
+from pallas_kernels.banks import default_device, is_host, make_bank
 from tiercache.ids import HOLE, NO_NODE
 from tiercache.layout import Payload, empty_payload
 from tiercache.prefix import PrefixIndex, init_index
@@ -138,7 +138,21 @@ COUNTER_NAMES = (
 
 
 def init_state(spec: CacheSpec) -> CacheState:
-    """An empty cache. Host banks are made in pinned memory, uninitialised."""
+    """An empty cache on the default device. Host banks are in pinned memory, uninitialised.
+
+    All leaves are committed to the device, as the leaves of later states are: the first call of a
+    jitted verb compiles for all calls.
+    """
+    return jax.tree.map(_commit, _init_leaves(spec))
+
+
+def _commit(leaf):
+    if is_host(leaf):
+        return leaf
+    return jax.device_put(leaf, jax.sharding.SingleDeviceSharding(default_device()))
+
+
+def _init_leaves(spec: CacheSpec) -> CacheState:
     page, cold = bytes_per_page(spec, "device"), bytes_per_page(spec, "cold")
     pinned = spec.host_memory == "pinned_host"
     snapshot = bytes_per_snapshot(spec)
