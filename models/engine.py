@@ -165,6 +165,7 @@ class Engine:
           Refused: a row needs a page, and nothing can be evicted for it.
         """
         left = self.spec.max_tokens if num_steps is None else num_steps
+        self._make_room(0, len(self._requests))  # each row keeps one snapshot while it decodes
         while left > 0 and bool(jnp.any(self.rows.active)):
             self.cache, self.rows, taken = self._jit.decode(
                 self.params,
