@@ -1,5 +1,6 @@
 """The Gated DeltaNet mixer: projections, causal convolution, gated delta rule, gated norm."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,16 @@ class LayerState(NamedTuple):
     delta: Float[Array, "*batch head dk dv"]
 
 
+@partial(jax.jit, static_argnames="num_heads")
+def _initial_decay(key: Array, num_heads: int) -> tuple[Array, Array]:
+    """(A_log, dt_bias) with A uniform in (0, 16) and softplus(dt_bias) log-uniform."""
+    for_rate, for_step = jax.random.split(key)
+    rate = jax.random.uniform(for_rate, (num_heads,), minval=1e-3, maxval=16.0)
+    log_range = jnp.log(jnp.array([1e-3, 1e-1]))
+    step = jnp.exp(jax.random.uniform(for_step, (num_heads,), jnp.float32, *log_range))
+    return jnp.log(rate), step + jnp.log(-jnp.expm1(-step))
+
+
 class GatedDeltaNet(nnx.Module):
     """One recurrent mixer. No biases but `dt_bias`.
 
@@ -52,13 +63,8 @@ class GatedDeltaNet(nnx.Module):
         self.conv_weight = nnx.Param(
             normal(rngs, (kernel, config.conv_channels), kernel**-0.5, config.dtype)
         )
-        rate = jax.random.uniform(rngs.params(), (num_heads,), minval=1e-3, maxval=16.0)
-        self.A_log = nnx.Param(jnp.log(rate))
-        log_step = jax.random.uniform(
-            rngs.params(), (num_heads,), minval=jnp.log(1e-3), maxval=jnp.log(1e-1)
-        )
-        step = jnp.exp(log_step)
-        self.dt_bias = nnx.Param(step + jnp.log(-jnp.expm1(-step)))  # softplus gives `step`
+        A_log, dt_bias = _initial_decay(rngs.params(), num_heads)
+        self.A_log, self.dt_bias = nnx.Param(A_log), nnx.Param(dt_bias)
         self.norm = GatedRMSNorm(config, config.linear_value_head_dim)
         self.out_proj = Linear(config, config.value_dim, config.hidden_size, rngs=rngs)
 

@@ -190,11 +190,9 @@ def _scan_with_boundaries(
     ends = jnp.arange(1, num_chunks + 1, dtype=jnp.int32) * CHUNK
     kept = jnp.zeros((num_boundaries + 1, *state.shape), state.dtype)
     (state, kept), out = lax.scan(body, (state, kept), (ends, chunks))
-    # A repeated boundary was written to its first slot only.
+    # A repeated boundary was written to its first slot only; what was never written is zeros.
     first_slots = jnp.argmax(boundaries[:, None] == boundaries[None, :], axis=1)
-    valid = is_boundary(boundaries, num_chunks * CHUNK)
-    kept = jnp.where(valid.reshape(-1, *[1] * state.ndim), kept[first_slots], 0)
-    return state, out, kept
+    return state, out, kept[first_slots]
 
 
 def is_boundary(boundaries: Int32[Array, "k"], num_tokens: int) -> Array:

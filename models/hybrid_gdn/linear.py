@@ -1,5 +1,7 @@
 """Bias-free projections with one rule for precision and initialisation."""
 
+from functools import partial
+
 import jax
 from flax import nnx
 from jax import lax
@@ -14,9 +16,14 @@ def precision(dtype) -> lax.Precision:
     return lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _draw(key: Array, std: Array, shape: tuple[int, ...], dtype) -> Array:
+    return (std * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+
+
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float, dtype) -> Array:
-    """Draws from N(0, std²) in float32 and rounds to `dtype`."""
-    return (std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(dtype)
+    """Draws from N(0, std²) in float32 and rounds to `dtype`. One compile per shape."""
+    return _draw(rngs.params(), jnp.float32(std), shape, dtype)
 
 
 class Linear(nnx.Module):

@@ -259,21 +259,25 @@ class HybridGDN(nnx.Module):
 class Apply:
     """The model as a pure function of its weights: `apply(params, tokens, …) -> Output`.
 
-    Hashable and comparable by structure, so it may be a static argument of a `jit`.
+    Hashable and comparable by structure, so it may be a static argument of a `jit`: two models of
+    one config share a compile.
     """
 
     def __init__(self, graphdef: nnx.GraphDef):
         self._graphdef = graphdef
+        self._hash = hash(graphdef)  # walks the whole model; `jit` asks at every call
 
     def __call__(self, params: nnx.State, *args, **kwargs) -> Output:
         """Calls the model rebuilt from `params`; arguments as for `HybridGDN.__call__`."""
         return nnx.merge(self._graphdef, params)(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return isinstance(other, Apply) and self._graphdef == other._graphdef
 
     def __hash__(self) -> int:
-        return hash(self._graphdef)
+        return self._hash
 
 
 def functional(model: HybridGDN) -> tuple[Apply, nnx.State]:

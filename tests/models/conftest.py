@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -51,16 +52,25 @@ def decode(apply, params, tokens, positions, counts, recurrent, cache):
 
 
 def build(**overrides):
-    """(config, apply, params) of a small model with norms and biases off their defaults."""
+    """(config, apply, params) of a small model with norms off their defaults.
+
+    Filled by NumPy: a compile for each shape costs more than all the rest of a test.
+    """
     config = tiny(**{**SMALL, **overrides})
-    apply, params = functional(HybridGDN(config, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+    apply, params = functional(nnx.eval_shape(lambda: HybridGDN(config, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
 
-    def shake(x):  # norm weights start at 0 or 1, which would hide a missing or doubled one
-        noise = 0.3 * jax.random.normal(next(keys), x.shape) if x.ndim == 1 else 0
-        return (x + noise).astype(x.dtype)
+    def fill(path, x):
+        name = jax.tree_util.keystr(path)
+        if x.ndim == 1:  # norm weights start at 0 or 1, which would hide one missing or doubled
+            start = {"A_log": 1.0, "dt_bias": -3.0}
+            value = next((v for k, v in start.items() if k in name), 0.5)
+            return jnp.asarray(value + 0.3 * rng.normal(size=x.shape), x.dtype)
+        gain = 1 if "embed_tokens" in name else x.shape[-2] ** -0.5
+        gain *= config.logit_scale if "lm_head" in name else 1
+        return jnp.asarray(gain * rng.normal(size=x.shape), x.dtype)
 
-    return config, apply, jax.tree.map(shake, params)
+    return config, apply, jax.tree_util.tree_map_with_path(fill, params)
 
 
 @pytest.fixture(scope="session")

@@ -94,8 +94,8 @@ def test_a_prompt_of_any_length_ends_in_the_state_of_single_steps(counts, dense_
         for row in np.flatnonzero(now):
             want = np.asarray(out.logits[row])
             np.testing.assert_allclose(whole.logits[row, step], want, atol=1e-3)
-    np.testing.assert_allclose(whole.recurrent.conv, recurrent.conv, atol=3e-5)
-    np.testing.assert_allclose(whole.recurrent.delta, recurrent.delta, atol=3e-5)
+    np.testing.assert_allclose(whole.recurrent.conv, recurrent.conv, atol=1e-4)
+    np.testing.assert_allclose(whole.recurrent.delta, recurrent.delta, atol=1e-4)
 
 
 def test_a_boundary_state_is_the_state_of_a_run_cut_there(dense_model):
@@ -206,7 +206,12 @@ def test_other_values_do_not_recompile_and_donation_updates_in_place(dense_model
         sizes.add(prefill._cache_size())
         assert state[0].delta.is_deleted() and state[1].k.is_deleted()
         state = out.recurrent, out.cache
+    _, same, _ = build()
+    assert same is not apply
+    prefill(same, params, *args[:3], *state, args[5])
+    sizes.add(prefill._cache_size())
     assert len(sizes) == 1
+    state = start(config)
     compiled = decode.lower(apply, params, args[0][:, :1], *args[1:3], *state).compile()
     nbytes = sum(x.nbytes for x in jax.tree.leaves(state))
     assert compiled.memory_analysis().alias_size_in_bytes == nbytes
