@@ -151,6 +151,7 @@ def _states_at(offsets: Int32[Array, "k"], count: Int32[Array, ""], out: Output)
     def pick(inner, last):
         return jnp.where(at_end.reshape(-1, *[1] * (last.ndim - 1)), last[:, 0], inner[:, :, 0])
 
+    assert out.boundary_states is not None
     return tuple(map(pick, out.boundary_states, out.recurrent))
 
 

@@ -271,7 +271,7 @@ class Engine:
         row = jnp.int32(row_id)
         tokens = self.rows.tokens[row_id, :-1]
         self.cache, _ = self._jit.insert(self.cache, row, tokens, request.namespace.lanes())
-        if self.spec.write == "through":
+        if self.spec.write == "through" and self._jit.mirror is not None:
             self.cache, _ = self._jit.mirror(self.cache, row)
 
     def _make_room(self, pages: int, snapshots: int) -> tc.RoomInfo:

@@ -17,7 +17,7 @@ def is_host(x: Array) -> bool:
     return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
-def default_device() -> jax.Device:
+def default_device():
     """The device that JAX puts new arrays on."""
     configured = jax.config.jax_default_device
     return configured if isinstance(configured, jax.Device) else jax.local_devices()[0]

@@ -1,5 +1,7 @@
 """`attend`: one layer's attention over everything that the rows hold."""
 
+from typing import Literal
+
 from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention import ColdPlane, HotPlane, paged_attention
@@ -17,7 +19,7 @@ def attend(
     *,
     scale: float | None = None,
     block_pages: int = 8,
-    implementation: str | None = None,
+    implementation: Literal["reference"] | None = None,
     spec: CacheSpec,
 ) -> Float[Array, "n token q_head dim"]:
     """Causal attention of the step's tokens over hot pages of any format and cold slots.

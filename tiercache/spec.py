@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import Final, Literal, cast
 
 import jax.numpy as jnp
 
@@ -13,6 +13,7 @@ from tiercache.layout import PageLayout
 
 Tier = Literal["device", "cold", "host"]
 Formats = tuple[tuple[str, str], ...]  # (K codec, V codec) per layer
+AUTO: Final = -1  # a capacity that follows from the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +56,11 @@ class CacheSpec:
         under policy `host`.
       num_host_pages: exact copies of pages in pinned host memory.
       num_snapshots, num_host_snapshots: cached snapshots in each memory.
-      index_pages: most device pages that the prefix index may hold; None for no limit.
+      index_pages: most device pages that the prefix index may hold; `AUTO` for all of them.
       max_rows: sequences that run at once.
       max_pages: pages of the longest sequence.
-      num_nodes: known pages of prefixes, over all tiers; None takes enough for every copy.
-      num_leases: pin holders. Leases below `max_rows` belong to the rows.
+      num_nodes: known pages of prefixes, over all tiers; `AUTO` takes enough for every copy.
+      num_leases: pin holders, `AUTO` twice the rows. Leases below `max_rows` belong to the rows.
 
     Behaviour:
       page_size: tokens per page, a power of two of at least 16.
@@ -84,9 +85,9 @@ class CacheSpec:
     num_host_pages: int = 0
     num_snapshots: int = 0
     num_host_snapshots: int = 0
-    index_pages: int | None = None
-    num_nodes: int | None = None
-    num_leases: int | None = None
+    index_pages: int = AUTO
+    num_nodes: int = AUTO
+    num_leases: int = AUTO
     policy: Literal["none", "window", "host"] = "none"
     keep_tokens: int | None = None
     write: Literal["none", "back", "through"] = "back"
@@ -95,13 +96,15 @@ class CacheSpec:
     def __post_init__(self):
         _set(self, hot_formats=_formats(self.hot_formats, self.num_layers, "hot_formats"))
         _set(self, cold_formats=_formats(self.cold_formats, self.num_layers, "cold_formats"))
-        if self.index_pages is None:
-            _set(self, index_pages=self.num_pages)
-        if self.num_nodes is None:
-            copies = self.num_pages + self.num_cold_slots + self.num_host_pages
-            _set(self, num_nodes=copies + 8 + self.max_rows)
-        if self.num_leases is None:
-            _set(self, num_leases=2 * self.max_rows)
+        copies = self.num_pages + self.num_cold_slots + self.num_host_pages
+        defaults = {
+            "index_pages": self.num_pages,
+            "num_nodes": copies + 8 + self.max_rows,
+            "num_leases": 2 * self.max_rows,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) in (AUTO, None):
+                _set(self, **{name: value})
         _check_ranges(self)
         _check_consistency(self)
         _check_codecs(self)
@@ -109,12 +112,14 @@ class CacheSpec:
     @functools.cached_property
     def hot_layout(self) -> PageLayout:
         """How a device page and its exact host copy lie in memory."""
-        return PageLayout.of(self.hot_formats, self.num_kv_heads, self.page_size, self.head_dim)
+        formats = cast(Formats, self.hot_formats)
+        return PageLayout.of(formats, self.num_kv_heads, self.page_size, self.head_dim)
 
     @functools.cached_property
     def cold_layout(self) -> PageLayout:
         """How a cold slot lies in memory."""
-        return PageLayout.of(self.cold_formats, self.num_kv_heads, self.page_size, self.head_dim)
+        formats = cast(Formats, self.cold_formats)
+        return PageLayout.of(formats, self.num_kv_heads, self.page_size, self.head_dim)
 
     @property
     def max_tokens(self) -> int:
@@ -177,7 +182,7 @@ def with_budgets(
         "num_snapshots": ("device_snapshot_bytes", device_snapshot_bytes, snapshot, 0),
         "num_host_snapshots": ("host_snapshot_bytes", host_snapshot_bytes, snapshot, 1),
     }
-    counts: dict[str, int | None] = {"num_nodes": None, "index_pages": None}
+    counts = {"num_nodes": AUTO, "index_pages": AUTO}
     for field, (knob, budget, unit, spare) in wanted.items():
         if budget is None:
             continue

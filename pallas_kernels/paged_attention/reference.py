@@ -72,26 +72,25 @@ def read_block(hot: HotPlane, cold: ColdPlane | None, entries):
     if cold is not None:
         is_cold = entries < HOLE
         slots = jnp.where(is_cold, -2 - entries, NOWHERE)
-        head_shape = hot.pool.codes.shape[2:4]
-        restored = cold.codec.decode(gather_cold(cold, slots, head_shape, decoded.shape[-1]))
+        restored = cold.codec.decode(gather_cold(cold, slots, decoded.shape[2:]))
         decoded = jnp.where(is_cold[:, :, None, None, None], restored, decoded)
     _, _, heads, tokens, dim = decoded.shape
     decoded = jnp.moveaxis(decoded, 2, 1)
     return decoded.reshape(num_rows, heads, num_pages * tokens, dim)
 
 
-def gather_cold(cold: ColdPlane, slots, head_shape: tuple[int, int], dim: int) -> Encoded:
+def gather_cold(cold: ColdPlane, slots, plane_shape: tuple[int, ...]) -> Encoded:
     """The plane of some slots, [row, page, head, token, width]; trash past the bank."""
-    codec = cold.codec
+    codec, (heads, tokens, dim) = cold.codec, plane_shape
     parts = [(cold.codes_offset, codec.code_width(dim), codec.code_dtype)]
     if codec.scale_dtype is not None:
         parts.append((cold.scales_offset, codec.scale_width(dim), codec.scale_dtype))
     leaves = []
     for offset, width, dtype in parts:
         dtype = jnp.dtype(dtype)
-        size = head_shape[0] * head_shape[1] * width * dtype.itemsize
+        size = heads * tokens * width * dtype.itemsize
         data = _read_slots(cold.bank, slots.reshape(-1), offset, size)
-        data = data.reshape(*slots.shape, *head_shape, width, dtype.itemsize)
+        data = data.reshape(*slots.shape, heads, tokens, width, dtype.itemsize)
         leaves.append(
             lax.bitcast_convert_type(data[..., 0] if dtype.itemsize == 1 else data, dtype)
         )

@@ -42,7 +42,7 @@ class ColdPlane:
     codec: Codec = dataclasses.field(metadata={"static": True})
 
 
-def gather_hot(plane: HotPlane, page_ids: Shaped[Array, ...]) -> Encoded:
+def gather_hot(plane: HotPlane, page_ids: Shaped[Array, "..."]) -> Encoded:
     """The plane of some pages, [..., head, token, width]; zeros for an id past the pool."""
     return jax.tree.map(
         lambda leaf: leaf.at[page_ids, plane.plane].get(mode="fill", fill_value=0), plane.pool
