@@ -16,6 +16,7 @@ from tiercache._insert import InsertInfo, insert
 from tiercache._make_room import RoomInfo, make_room
 from tiercache._match import match, pin, plan_bytes, unpin
 from tiercache._mirror import MirrorInfo, mirror
+from tiercache._placement import place_index, with_index
 from tiercache._rehydrate import RehydrateInfo, rehydrate
 from tiercache._requantize import RequantizeInfo, requantize
 from tiercache._reserve import ReserveInfo, reserve
@@ -109,6 +110,7 @@ __all__ = [
     "mirror",
     "num_unreachable_pages",
     "pin",
+    "place_index",
     "plan_bytes",
     "prefix",
     "rehydrate",
@@ -125,4 +127,5 @@ __all__ = [
     "unpin",
     "view",
     "with_budgets",
+    "with_index",
 ]
