@@ -10,6 +10,7 @@ All decisions are the verbs'. The engine holds the state, picks free rows and me
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -291,28 +292,37 @@ class _Jitted:
     """The verbs, jitted for one spec; those that change the cache take it as a donation."""
 
     def __init__(self, apply: Apply, spec: tc.CacheSpec, config: Config):
-        def jit(function, *donate, **static):
-            bound = functools.partial(function, **static)
-            return jax.jit(bound, donate_argnums=donate)
-
-        self.match = jit(tc.match, spec=spec)
-        self.pin = jit(tc.pin, 0)
-        self.rehydrate = jit(tc.rehydrate, 0, cold=config.cold, spec=spec)
-        self.load_snapshot = jit(tc.load_snapshot, 0, spec=spec)
-        self.insert = jit(tc.insert, 0, spec=spec)
+        self.match = shared_jit(tc.match, spec=spec)
+        self.pin = shared_jit(tc.pin, 0)
+        self.rehydrate = shared_jit(tc.rehydrate, 0, cold=config.cold, spec=spec)
+        self.load_snapshot = shared_jit(tc.load_snapshot, 0, spec=spec)
+        self.insert = shared_jit(tc.insert, 0, spec=spec)
         self.mirror = (
-            jit(tc.mirror, 0, most=spec.max_pages, spec=spec) if spec.num_host_pages else None
+            shared_jit(tc.mirror, 0, most=spec.max_pages, spec=spec)
+            if spec.num_host_pages
+            else None
         )
-        self.release = jit(tc.release, 0, spec=spec)
-        self.make_room = jit(
+        self.release = shared_jit(tc.release, 0, spec=spec)
+        self.make_room = shared_jit(
             tc.make_room, 0, to=config.pages_to, snapshots_to=config.snapshots_to, spec=spec
         )
-        self.boundaries = jit(
+        self.boundaries = shared_jit(
             tc.snapshot_boundaries,
             placement=config.placement,
             page_size=spec.page_size,
             most=spec.max_pages,
         )
-        self.prefill = jit(loops.prefill_chunk, 1, apply=apply, spec=spec)
-        self.start = jit(loops.start_row, 0)
-        self.decode = jit(loops.decode, 1, 2, apply=apply, placement=config.placement, spec=spec)
+        self.prefill = shared_jit(loops.prefill_chunk, 1, apply=apply, spec=spec)
+        self.start = shared_jit(loops.start_row, 0)
+        self.decode = shared_jit(
+            loops.decode, 1, 2, apply=apply, placement=config.placement, spec=spec
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def shared_jit(function: Callable, *donate: int, **static):
+    """`function` jitted, its static arguments bound: the same jit for the same arguments.
+
+    Engines of one spec so compile once, however their policies differ elsewhere.
+    """
+    return jax.jit(functools.partial(function, **static), donate_argnums=donate)
