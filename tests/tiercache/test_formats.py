@@ -91,6 +91,14 @@ def test_no_layers_are_refused():
             "fp8_e4m3/fp8_e4m3 bf16/bf16 bf16/bf16 bf16/bf16 fp8_e4m3/fp8_e4m3 bf16/int4_g16",
             "all:bf16; 0,4:fp8_e4m3; 5.v:int4_g16",
         ),
+        (
+            "bf16/bf16 fp8_e4m3/fp8_e4m3 fp8_e4m3/fp8_e4m3 bf16/bf16 bf16/bf16",
+            "all:bf16; 1,2:fp8_e4m3",
+        ),
+        (
+            "bf16/int4_g16 bf16/int4_g16 int4_g16/int4_g16",
+            "all.k:bf16; all.v:int4_g16; 2.k:int4_g16",
+        ),
         (" ".join(["int8_g64/bf16"] + ["bf16/bf16"] * 3), "all:bf16; 0.k:int8_g64"),
         (
             " ".join(["bf16/bf16"] * 4 + ["nvfp4_g16+search/bf16"] * 3),

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-KINDS = ("gaussian", "spikes", "special", "ties", "scale cuts")
+KINDS = ("gaussian", "spikes", "special", "denormal", "ties", "int8 ties", "scale cuts")
 E4M3_VALUES = np.arange(1, 127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 SPECIAL = np.array(
     [0.0, -0.0, 448, -448, 2688, 3136, 1e30, -3e38, 1e-40, -1e-45, 2.0**-9, 3e-5, 65504, 9e6],
@@ -34,14 +34,27 @@ def near_scale_cuts(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndar
     return groups.reshape(shape)
 
 
+def near_int8_ties(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Half-integers within an ulp, times a float16 scale; every 64th value is 127 of it."""
+    scale = rng.integers(1024, 2048, (*shape[:-1], 1)) * np.exp2(rng.integers(-24, -4))
+    x = ulps_around((rng.integers(0, 127, shape) + 0.5) * scale)
+    x = np.take_along_axis(x, rng.integers(0, 3, (*shape, 1)), -1)[..., 0]
+    x[..., ::64] = 127 * scale
+    return x
+
+
 def contents(seed: int, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(seed)
     if kind == "ties":
         x = near_ties(rng, shape)
+    elif kind == "int8 ties":
+        x = near_int8_ties(rng, shape)
     elif kind == "scale cuts":
         x = near_scale_cuts(rng, shape)
     else:
         x = rng.standard_normal(shape) * np.exp2(rng.integers(-30, 20, (*shape[:-1], 1)))
+    if kind == "denormal":
+        x = rng.standard_normal(shape) * np.exp2(rng.integers(-130, -100, (*shape[:-1], 1)))
     if kind == "spikes":
         x = np.where(rng.random(shape) < 0.02, x * 1000, x)
     if kind == "special":

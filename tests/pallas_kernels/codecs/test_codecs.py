@@ -59,7 +59,7 @@ def test_codes_have_no_negative_zero_and_zero_groups_have_scale_zero(seed):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_inputs_are_widened_exactly(dtype):
     x = jnp.asarray(contents(5, "gaussian", (*PLANES, 64))).astype(dtype)
-    for name in codecs.CODECS:
+    for name in ("bf16", "fp8_e4m3", "int8_g64", "nvfp4_g16", "int4_g16"):
         codec = codecs.get_codec(name)
         assert_same_bytes(encode(codec, x), encode(codec, x.astype(jnp.float32)))
 
@@ -233,7 +233,7 @@ def test_search_never_errs_more_than_the_plain_codec():
 
 def test_encode_maps_over_planes():
     x = contents(3, "gaussian", (4, *PLANES, 64))
-    for name in codecs.CODECS:
+    for name in ("int8_g64", "e2m1_g64+search"):
         codec = codecs.get_codec(name)
         assert_same_bytes(jax.jit(jax.vmap(codec.encode))(x), encode(codec, x))
 
