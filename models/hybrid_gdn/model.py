@@ -36,6 +36,7 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jax import lax
 from jax import numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
@@ -182,6 +183,18 @@ class HybridGDN(nnx.Module):
         ids = jnp.clip(jnp.where(valid, tokens, 0), 0, self.config.vocab_size - 1)
         x = self.embed_tokens[...][ids]
         rope = rope_tables(self.config, positions, num_tokens)
+        x, recurrent, cache, kept = self._blocks(
+            x, rope, valid, counts, recurrent, cache, attend, boundaries
+        )
+        return Output(
+            logits=self._logits(x, counts, logits_at),
+            recurrent=recurrent,
+            cache=cache,
+            boundary_states=kept,
+        )
+
+    def _blocks(self, x, rope: Rope, valid, counts, recurrent, cache, attend, boundaries):
+        """All blocks in turn; (x, recurrent, cache, boundary states or None)."""
         kept: list[LayerState] = []
         for layer, block in enumerate(self.layers):
             mixed = block.input_norm(x)
@@ -191,17 +204,13 @@ class HybridGDN(nnx.Module):
                 mixed, recurrent, at_boundaries = self._recur(
                     block, layer, mixed, recurrent, counts, boundaries
                 )
-                kept += [] if at_boundaries is None else [at_boundaries]
+                if at_boundaries is not None:
+                    kept.append(at_boundaries)
             x = block.add_mlp(x + mixed)
-        states = None
-        if kept:
-            states = Recurrent(*(jnp.stack(leaves, axis=1) for leaves in zip(*kept, strict=True)))
-        return Output(
-            logits=self._logits(x, counts, logits_at),
-            recurrent=recurrent,
-            cache=cache,
-            boundary_states=states,
-        )
+        if not kept:
+            return x, recurrent, cache, None
+        leaves = zip(*kept, strict=True)
+        return x, recurrent, cache, Recurrent(*(jnp.stack(leaf, axis=1) for leaf in leaves))
 
     def _attend(self, block, layer, x, rope: Rope, valid, cache, attend):
         def guarded(cache, layer, q, k, v):
@@ -214,7 +223,10 @@ class HybridGDN(nnx.Module):
 
     def _recur(self, block, layer, x, recurrent: Recurrent, counts, boundaries):
         number = layer - (layer + 1) // self.config.full_attention_interval
-        state = LayerState(recurrent.conv[number], recurrent.delta[number])
+        # Without the barrier XLA fuses this read, shifted by a token, into the write below and
+        # then has to copy the conv states of all layers first.
+        conv = lax.optimization_barrier(recurrent.conv[number])
+        state = LayerState(conv, recurrent.delta[number])
         mixed, state, kept = block.mixer(x, state, counts, boundaries)
         recurrent = Recurrent(
             conv=recurrent.conv.at[number].set(state.conv),

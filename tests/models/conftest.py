@@ -15,7 +15,7 @@ SMALL = {
     "vocab_size": 61,
     "hidden_size": 48,
     "intermediate_size": 64,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 4,
     "full_attention_interval": 2,
     "head_dim": 32,
     "linear_key_head_dim": 16,

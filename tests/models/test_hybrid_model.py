@@ -1,5 +1,7 @@
 """The whole decoder: against float64 NumPy, chunks against steps, and what must hold to the bit."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,6 +217,8 @@ def test_other_values_do_not_recompile_and_donation_updates_in_place(dense_model
     compiled = decode.lower(apply, params, args[0][:, :1], *args[1:3], *state).compile()
     nbytes = sum(x.nbytes for x in jax.tree.leaves(state))
     assert compiled.memory_analysis().alias_size_in_bytes == nbytes
+    copied = re.findall(r"f32\[([\d,]+)\]\S* copy\(", compiled.as_text())
+    assert not {",".join(map(str, x.shape)) for x in jax.tree.leaves(state)} & set(copied)
 
 
 def test_bfloat16_stays_near_the_float64_model():
