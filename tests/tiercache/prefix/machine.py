@@ -1,5 +1,6 @@
 """Random traces over an index and its reference, compared after every step."""
 
+import collections
 import functools
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tiercache.prefix.reference import Trie
 from tiercache import prefix
 from tiercache.ids import HOLE, NO_HOST, NO_NODE, NO_SLOT, NO_SNAP
+from tiercache.reasons import Reason
 
 NUM_NODES, PAGE_SIZE, MAX_PAGES, NUM_LEASES, WANT = 12, 16, 4, 3, 5
 NUM_TOKENS = PAGE_SIZE * MAX_PAGES
@@ -27,15 +29,18 @@ VERBS = (
 STATIC = {"match": "needs_snapshot", "victims": "want"}
 
 
-def jitted():
-    """Every verb, jitted anew, so that a test may replace what they are made of."""
+HASHING = ("match", "extend", "can_extend")
+
+
+def jitted(names=VERBS):
+    """Verbs, jitted anew, so that a test may replace what they are made of."""
 
     def fresh(name):
         verb = getattr(prefix, name)
         wrapped = functools.wraps(verb)(lambda *args, **kwargs: verb(*args, **kwargs))
         return jax.jit(wrapped, static_argnames=STATIC.get(name))
 
-    return SimpleNamespace(**{name: fresh(name) for name in VERBS})
+    return {name: fresh(name) for name in names}
 
 
 def prompt(symbols, filler=0):
@@ -51,43 +56,53 @@ def empty_index():
     )
 
 
-symbols = st.lists(st.integers(0, 2), max_size=MAX_PAGES)
-small = st.integers(0, 7)
-steps = st.one_of(
-    st.tuples(st.just("store"), symbols, small, small),
-    st.tuples(st.just("store"), symbols, small, small),
-    st.tuples(st.just("resume"), symbols, small, small),
-    st.tuples(st.just("resume"), symbols, small, small),
-    st.tuples(st.just("pin_old"), symbols, small, small),
-    st.tuples(st.just("unpin"), symbols, small, small),
-    st.tuples(st.just("repin"), symbols, small, small),
-    st.tuples(st.just("touch"), symbols, small, small),
-    st.tuples(st.just("demote"), symbols, small, small),
-    st.tuples(st.just("evict"), symbols, small, small),
-    st.tuples(st.just("snapshot"), symbols, small, small),
-    st.tuples(st.just("strip"), symbols, small, small),
-    st.tuples(st.just("drop"), symbols, small, small),
+# How often each step comes, and the longest trace.
+STEPS = dict(
+    store=5, resume=7, pin_old=3, unpin=4, repin=1, touch=1, demote=2, evict=4, snapshot=4, strip=1
 )
-traces = st.lists(steps, min_size=1, max_size=30)
+STEPS["drop"] = 1
+NUM_STEPS = 40
+
+
+@st.composite
+def traces(draw):
+    """Steps (name, pages, a, b), from a seed: drawn one by one they would be few and small."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    weights = np.array(list(STEPS.values()))
+    names = rng.choice(list(STEPS), NUM_STEPS, p=weights / weights.sum())
+    return [
+        (
+            str(name),
+            rng.choice([0, 0, 0, 1, 2], rng.integers(MAX_PAGES + 1)).tolist(),
+            *rng.integers(8, size=2).tolist(),
+        )
+        for name in names
+    ]
 
 
 class Machine:
     """Runs steps on both, and compares."""
 
-    def __init__(self, verbs):
-        self.verbs = verbs
+    def __init__(self, verbs, *, crowded=False):
+        """`crowded`: keys collide so often that a bucket may run out of ways."""
+        self.crowded = crowded
+        self.verbs = SimpleNamespace(**verbs)
         self.index = empty_index()
         self.trie = Trie(NUM_NODES, PAGE_SIZE, MAX_PAGES, NUM_LEASES)
         self.old_plan = None
         self.path = jnp.full((MAX_PAGES,), NO_NODE, jnp.int32)
+        self.stored = []
         self.next_id = 0
+        self.seen = collections.Counter()
 
     def run(self, trace):
+        """Runs the steps; counts what happened, so that a test can ask whether all of it does."""
         for name, pages, a, b in trace:
             getattr(self, name)(pages, a, b)
             self.trie.assert_equal(jax.device_get(self.index))
             broken = [name for name, ok in self.verbs.check(self.index)._asdict().items() if not ok]
             assert not broken, broken
+        return self.seen
 
     def fresh_ids(self, count):
         self.next_id += count
@@ -95,18 +110,27 @@ class Machine:
 
     def store(self, pages, a, b):
         """Extends; new pages get a hot page, a host page or both, so that paths stay whole."""
-        tokens, namespace = prompt(pages, a), NAMESPACES[b % 2]
+        tokens, namespace = prompt(pages, a), NAMESPACES[b in (5, 7)]
         count = len(pages) if a else MAX_PAGES + b % 2
+        self.stored = pages
         affordable = self.verbs.can_extend(self.index, tokens, jnp.int32(len(pages)), namespace)
-        assert tuple(map(int, affordable)) == self.trie.can_extend(tokens, len(pages), namespace)
+        num_known, num_affordable = self.trie.can_extend(tokens, len(pages), namespace)
+        assert affordable[0] == num_known
+        assert affordable[1] == num_affordable or (
+            self.crowded and num_known <= affordable[1] < num_affordable
+        )
         free = self.trie.num_nodes - len(self.trie.nodes)
         assert self.verbs.num_free_nodes(self.index) == free
         self.index, info = self.verbs.extend(self.index, tokens, jnp.int32(count), namespace)
+        if self.crowded and info.reason == Reason.BUCKET_FULL:
+            self.seen["extend", "BUCKET_FULL"] += 1
+            return
         path, new, known, shortfall, reason = self.trie.extend(tokens, count, namespace)
         assert info.node_ids.tolist() == self.trie.padded(path, NO_NODE)
         assert info.node_ids[info.is_new].tolist() == new
         assert (int(info.num_known), int(info.reason)) == (known, reason)
         assert shortfall is None or int(info.shortfall) == shortfall
+        self.seen["extend", Reason(reason).name] += 1
         self.path = info.node_ids
         for node_id in path:
             node = self.trie.nodes[node_id]
@@ -134,7 +158,8 @@ class Machine:
 
     def resume(self, pages, a, b):
         """Matches, which must change nothing, and pins the plan."""
-        tokens, namespace = prompt(pages, a), NAMESPACES[b % 2]
+        pages = self.stored if b % 2 else pages
+        tokens, namespace = prompt(pages, a), NAMESPACES[b in (5, 7)]
         length = min(len(pages) * PAGE_SIZE + (a - 3), NUM_TOKENS)
         plan = self.verbs.match(
             self.index, tokens, jnp.int32(length), namespace, needs_snapshot=a % 2 == 0
@@ -142,24 +167,37 @@ class Machine:
         expected = self.trie.match(tokens, length, namespace, a % 2 == 0)
         got = {name: np.asarray(value).tolist() for name, value in plan._asdict().items()}
         assert got == expected
-        if a < 4:
+        self.seen["cut", int(plan.cut)] += 1
+        self.seen.update(("source", source) for source in expected["source"])
+        self.seen["snapshot", int(plan.snapshot_source)] += 1
+        if a < 4 and plan.num_pages > 0:
             self.old_plan = plan
         else:
-            self.pin(plan, b - 1)
+            self.pin(plan, b // 2)
 
     def pin(self, plan, lease_id):
         self.index, info = self.verbs.pin(self.index, plan, jnp.int32(lease_id))
         reason = self.trie.pin(jax.device_get(plan), lease_id)
         assert (bool(info.ok), int(info.reason)) == (reason == 0, reason)
+        self.seen["pin", Reason(reason).name] += 1
 
     def pin_old(self, pages, a, b):
+        """Pins a plan of some time ago, or a new one after its path lost some of its pages."""
+        if a % 2:
+            self.resume(pages, 3, 1)
+            self.evict(pages, 7, b)
+        if a % 4 == 3:
+            self.strip(pages, a, b)
+            self.drop(pages, a, b)
         if self.old_plan is not None:
-            self.pin(self.old_plan, b - 1)
+            self.pin(self.old_plan, b // 2 - 1)
 
     def unpin(self, pages, a, b):
-        self.index, info = self.verbs.unpin(self.index, jnp.int32(b - 1))
-        reason = self.trie.unpin(b - 1)
+        lease_id = (b - 1) // 2
+        self.index, info = self.verbs.unpin(self.index, jnp.int32(lease_id))
+        reason = self.trie.unpin(lease_id)
         assert (bool(info.ok), int(info.reason)) == (reason == 0, reason)
+        self.seen["unpin", Reason(reason).name] += 1
 
     def repin(self, pages, a, b):
         count = a - 1
@@ -169,6 +207,7 @@ class Machine:
         )
         reason = self.trie.repin(b % 4, np.asarray(node_ids), count)
         assert (bool(info.ok), int(info.reason)) == (reason == 0, reason)
+        self.seen["repin", Reason(reason).name] += 1
 
     def touch(self, pages, a, b):
         ids = self.path if b % 2 else jnp.array([a, b, -1, NO_NODE], jnp.int32)
@@ -197,6 +236,8 @@ class Machine:
             assert live[i] == len(below)
             assert has_copy[i] == (i in nodes and nodes[i].has_copy)
         mask = has_copy & (live == 0)
+        if a >= 4:  # those of the newest path
+            mask &= np.isin(np.arange(NUM_NODES), self.path)
         chosen = self.verbs.victims(self.index, mask, want=WANT)
         assert chosen.tolist() == self.trie.victims(np.flatnonzero(mask).tolist(), WANT)
         for node_id in chosen[: a % 4].tolist():
@@ -234,3 +275,4 @@ class Machine:
     def drop(self, pages, a, b):
         self.index, num_dropped = self.verbs.drop_dead(self.index)
         assert num_dropped == self.trie.drop_dead()
+        self.seen["dropped", bool(num_dropped)] += 1
