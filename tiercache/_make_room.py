@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int32
 
 from tiercache._evict import evict
@@ -49,14 +50,29 @@ def make_room(
       spec: the geometry.
     """
     lacking = jnp.maximum(pages - num_true(state.pages.refs == 0), 0)
-    state, gone = evict(state, lacking, most=spec.num_pages, to=to, spec=spec)
-    freed, short = jnp.int32(0), jnp.int32(0)
-    if spec.num_snapshots:
-        lacking_snapshots = snapshots - num_true(state.snapshots.owner == FREE)
-        lacking_snapshots = jnp.maximum(lacking_snapshots, 0)
-        state, gone_snapshots = evict_snapshots(
+
+    def free_pages(state: CacheState):
+        state, info = evict(state, lacking, most=spec.num_pages, to=to, spec=spec)
+        return state, info.freed
+
+    state, freed_pages = _if_any(lacking, free_pages, state)
+    if not spec.num_snapshots:
+        nothing = jnp.int32(0)
+        return state, RoomInfo(freed_pages, nothing, lacking - freed_pages, nothing)
+    lacking_snapshots = jnp.maximum(snapshots - num_true(state.snapshots.owner == FREE), 0)
+
+    def free_snapshots(state: CacheState):
+        state, info = evict_snapshots(
             state, lacking_snapshots, most=spec.num_snapshots, to=snapshots_to, spec=spec
         )
-        freed = gone_snapshots.freed
-        short = jnp.maximum(lacking_snapshots - freed, 0)
-    return state, RoomInfo(gone.freed, freed, jnp.maximum(lacking - gone.freed, 0), short)
+        return state, info.freed
+
+    state, freed = _if_any(lacking_snapshots, free_snapshots, state)
+    return state, RoomInfo(freed_pages, freed, lacking - freed_pages, lacking_snapshots - freed)
+
+
+def _if_any(number: Int32[Array, ""], free, state: CacheState):
+    """`free(state)` where `number` is above 0: a loop of one turn or none, so nothing is copied."""
+    return lax.fori_loop(
+        0, (number > 0).astype(jnp.int32), lambda _, carry: free(carry[0]), (state, jnp.int32(0))
+    )

@@ -3,11 +3,12 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from tiercache._requantize import requantize
+from tiercache._requantize import RequantizeInfo, requantize
 from tiercache._transfer import num_true
-from tiercache.ids import NO_PAGE, entry_to_page
+from tiercache.ids import NO_PAGE, NO_SLOT, entry_to_page
 from tiercache.spec import CacheSpec
 from tiercache.state import CacheState
 
@@ -53,9 +54,18 @@ def retire(state: CacheState, *, most: int, spec: CacheSpec) -> tuple[CacheState
     start = jnp.sum(state.table.lengths) % spec.num_pages
     (turned,) = jnp.nonzero(jnp.roll(old, -start), size=size, fill_value=NO_PAGE)
     page_ids = jnp.where(turned == NO_PAGE, NO_PAGE, (turned + start) % spec.num_pages)
-    state, info = requantize(state, page_ids.astype(jnp.int32), spec=spec)
-    moved = info.slot_ids != NO_PAGE
-    page_ids = jnp.where(moved, page_ids, NO_PAGE).astype(jnp.int32)
+    page_ids = page_ids.astype(jnp.int32)
+    # Most steps of a decode loop have nothing to retire: a loop of one turn or none, not a `cond`,
+    # so that the pools stay where they are.
+    nothing = RequantizeInfo(jnp.full(size, NO_SLOT, jnp.int32), jnp.zeros(size, jnp.int32))
+    state, info = lax.fori_loop(
+        0,
+        jnp.any(old).astype(jnp.int32),
+        lambda _, carry: requantize(carry[0], page_ids, spec=spec),
+        (state, nothing),
+    )
+    moved = info.slot_ids != NO_SLOT
+    page_ids = jnp.where(moved, page_ids, NO_PAGE)
     return state, RetireInfo(page_ids, info.slot_ids, info.reason, num_true(old) - num_true(moved))
 
 
