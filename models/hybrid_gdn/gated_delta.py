@@ -18,8 +18,6 @@ from jaxtyping import Array, Float, Int32
 
 from models.hybrid_gdn.config import CHUNK
 
-_HIGHEST = lax.Precision.HIGHEST  # TF32 products would make chunks and single steps disagree
-
 
 class ChunkOutput(NamedTuple):
     """What a prefill by chunks returns.
@@ -83,41 +81,59 @@ def _prepare(q: Array, k: Array, v: Array, g: Array, beta: Array) -> _Chunk:
 
     Within a chunk the writes form a unit lower triangular system (the WY form): with
     `A_ij = β_i k_i·k_j exp(G_i − G_j)` below the diagonal and G the running sum of g, what is
-    written is `(I + A)⁻¹ β (v − exp(G) k S)`. Forward substitution solves it for both right-hand
-    sides at once; powers of A would lose all digits when keys repeat.
+    written is `T β (v − exp(G) k S)` with `T = (I + A)⁻¹`.
     """
     total = jnp.cumsum(g, axis=-1)
     causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
     gap = jnp.where(causal, total[..., :, None] - total[..., None, :], -jnp.inf)
     decay = jnp.exp(gap)  # 0 above the diagonal
     k_beta = k * beta[..., None]
-    overlap = jnp.einsum("...id,...jd->...ij", k_beta, k, precision=_HIGHEST) * decay
     growth = jnp.exp(total)[..., None]
-    right = jnp.concatenate([v * beta[..., None], k_beta * growth], axis=-1)
-    solved = lax.linalg.triangular_solve(
-        overlap, right, left_side=True, lower=True, unit_diagonal=True
-    )
+    inverse = _unit_lower_inverse(_matmul(k_beta, jnp.swapaxes(k, -1, -2)) * decay)
     return _Chunk(
         q_decayed=q * growth,
         k_to_end=k * jnp.exp(total[..., -1:] - total)[..., None],
-        scores=jnp.einsum("...id,...jd->...ij", q, k, precision=_HIGHEST) * decay,
-        values=solved[..., : v.shape[-1]],
-        recalls=solved[..., v.shape[-1] :],
+        scores=_matmul(q, jnp.swapaxes(k, -1, -2)) * decay,
+        values=_matmul(inverse, v * beta[..., None]),
+        recalls=_matmul(inverse, k_beta * growth),
         decay=jnp.exp(total[..., -1]),
         idle=jnp.all((g == 0) & (beta == 0), axis=-1),
     )
 
 
+def _matmul(a: Array, b: Array) -> Array:
+    # TF32 products would make chunks and single steps disagree.
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """`(I + A)⁻¹` for the part of A below the diagonal; n is a power of two.
+
+    Blocks on the diagonal double in size: the inverse of `[[B, 0], [C, D]]` has `−D⁻¹ C B⁻¹` in
+    its corner, and all corners of one size come out of two full products. As stable as forward
+    substitution, unlike a series in powers of A, which loses all digits when keys repeat; and
+    without a BLAS call, whose threads fight with XLA's on a busy CPU.
+    """
+    n = a.shape[-1]
+    rows, columns = jnp.arange(n)[:, None], jnp.arange(n)
+    inverse = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
+    size = 1
+    while size < n:
+        corner = (rows // size == columns // size + 1) & (columns // size % 2 == 0)
+        below = jnp.where(corner, a, 0)
+        # At size 1 the inverse is still the identity.
+        change = below if size == 1 else _matmul(_matmul(inverse, below), inverse)
+        inverse -= change
+        size *= 2
+    return inverse
+
+
 def _advance(state: Array, chunk: _Chunk) -> tuple[Array, Array]:
     """One chunk's read-outs `[row, head, CHUNK, dv]`, and S after it."""
-
-    def matmul(a, b):
-        return jnp.matmul(a, b, precision=_HIGHEST)
-
-    written = chunk.values - matmul(chunk.recalls, state)
-    out = matmul(chunk.q_decayed, state) + matmul(chunk.scores, written)
+    written = chunk.values - _matmul(chunk.recalls, state)
+    out = _matmul(chunk.q_decayed, state) + _matmul(chunk.scores, written)
     grown = state * chunk.decay[..., None, None]
-    grown += matmul(jnp.swapaxes(chunk.k_to_end, -1, -2), written)
+    grown += _matmul(jnp.swapaxes(chunk.k_to_end, -1, -2), written)
     return jnp.where(chunk.idle[..., None, None], state, grown), out
 
 
