@@ -235,6 +235,8 @@ class Machine:
             below = [node for node in nodes.values() if node.parent == i and node.has_copy]
             assert live[i] == len(below)
             assert has_copy[i] == (i in nodes and nodes[i].has_copy)
+        order = self.verbs.victims(self.index, has_copy, want=NUM_NODES)
+        assert order.tolist() == self.trie.victims(np.flatnonzero(has_copy).tolist(), NUM_NODES)
         mask = has_copy & (live == 0)
         if a >= 4:  # those of the newest path
             mask &= np.isin(np.arange(NUM_NODES), self.path)

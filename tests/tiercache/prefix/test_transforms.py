@@ -17,6 +17,7 @@ from tests.tiercache.prefix.machine import (
 )
 from tiercache import prefix
 from tiercache.ids import HOLE, NO_NODE
+from tiercache.prefix import _victims
 
 LENGTH = jnp.int32(NUM_TOKENS)
 
@@ -137,3 +138,26 @@ def test_victims_name_children_before_parents():
     assert len(places) == 5
     for node_id, place in places.items():
         assert places.get(int(index.parent[node_id]), NUM_NODES) > place
+
+
+@pytest.mark.parametrize("want", [1, 7, 64])
+def test_a_search_for_victims_gives_what_sorting_gives(monkeypatch, want):
+    rng = np.random.default_rng(want)
+    index = big_index()
+    sort = jax.jit(lambda index, mask: prefix.victims(index, mask, want=want))
+    masks = [rng.random(512) < share for share in (0, 0.05, 0.5, 1)]
+    lanes = []
+    for _ in range(6):
+        size, clock = (512,), int(rng.choice([1, 5, 1000, 2**31 - 1]))
+        lanes.append(
+            index._replace(
+                last_use=jnp.asarray(rng.integers(0, clock, size), jnp.int32),
+                depth=jnp.asarray(rng.integers(-1, 9, size), jnp.int32),
+                pins=jnp.asarray(rng.integers(0, 5, size) == 0, jnp.int32),
+            )
+        )
+    expected = [sort(lane, mask) for lane in lanes for mask in masks]
+    monkeypatch.setattr(_victims, "_SORT_UP_TO", 0)
+    search = jax.jit(lambda index, mask: prefix.victims(index, mask, want=want))
+    got = [search(lane, mask) for lane in lanes for mask in masks]
+    np.testing.assert_array_equal(got, expected)
