@@ -176,7 +176,7 @@ def _preset(defaults: dict[str, Any], overrides: dict[str, Any]) -> HybridConfig
 
 
 def tiny(**overrides: Any) -> HybridConfig:
-    """A byte-level toy (1.4M parameters, 8 layers) that runs in milliseconds on two CPU cores.
+    """A byte-level toy (1.5M parameters, 8 layers) that runs in milliseconds on two CPU cores.
 
     float32, so that greedy choices do not hang on the order of additions.
     """
