@@ -243,7 +243,10 @@ def decode_step(
     out = apply(
         params, tokens, view.lengths, counts, Recurrent(*cache.live), cache, attend_fn(view, spec)
     )
-    cache = out.cache._replace(live=tuple(out.recurrent))
+    # The last layer reads the cold bank and `retire` writes it: unless one waits for the other, XLA
+    # keeps both versions, and each token copies the bank.
+    cache, logits = lax.optimization_barrier((out.cache, out.logits))
+    cache = cache._replace(live=tuple(out.recurrent))
     cache, _ = tc.advance(cache, counts, spec=spec)
     if spec.num_snapshots:
         due, replaces = decode_boundaries(
@@ -258,7 +261,7 @@ def decode_step(
         )
     if spec.keep_tokens is not None:
         cache, _ = tc.retire(cache, most=spec.max_rows, spec=spec)
-    return cache, _take_sample(rows, out.logits, runs, cache.table.lengths)
+    return cache, _take_sample(rows, logits, runs, cache.table.lengths)
 
 
 def _take_sample(rows: Rows, logits, runs, lengths) -> Rows:
