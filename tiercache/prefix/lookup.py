@@ -1,5 +1,6 @@
 """The exact walk from a namespace root down the known pages of a prompt."""
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxtyping import Array, Bool, Int32, UInt32
 from tiercache.ids import NO_NODE
 from tiercache.prefix import keys as keys_
 from tiercache.prefix.arrays import first_false, gather, keep_ids
-from tiercache.prefix.index import PrefixIndex, max_pages
+from tiercache.prefix.index import NUM_WAYS, PrefixIndex, max_pages
 from tiercache.prefix.namespace import NUM_LANES
 
 
@@ -48,6 +49,18 @@ def candidates(index: PrefixIndex, keys: UInt32[Array, "*shape 2"]) -> Int32[Arr
     """Node ids in each key's bucket whose fingerprint agrees; NO_NODE in the other ways."""
     rows = index.table.at[bucket_of(index, keys)].get(mode="promise_in_bounds")
     return keep_ids(rows[..., 1, :], rows[..., 0, :] == fingerprint_of(keys)[..., None])
+
+
+def _first_candidates(index: PrefixIndex, keys: UInt32[Array, "page 2"]) -> Int32[Array, "page"]:
+    """The least of each key's candidates.
+
+    Written way by way, with barriers, for the CPU backend: it would else mix each key anew for each
+    way, and fold the ways one number at a time.
+    """
+    buckets, fingerprints = lax.optimization_barrier((bucket_of(index, keys), fingerprint_of(keys)))
+    rows = lax.optimization_barrier(index.table.at[buckets].get(mode="promise_in_bounds"))
+    ways = (keep_ids(rows[:, 1, way], rows[:, 0, way] == fingerprints) for way in range(NUM_WAYS))
+    return functools.reduce(jnp.minimum, ways)
 
 
 def root_row(namespace: UInt32[Array, "16"], page_size: int) -> Int32[Array, "token"]:
@@ -130,7 +143,7 @@ def find_chain(
     keys = keys_.chain(keys_.page_hashes(pages), root_key)
     root_id = _find_root(index, root_key, namespace)
 
-    node_ids = jnp.min(candidates(index, keys), axis=1)
+    node_ids = _first_candidates(index, keys)
     parents = jnp.concatenate([root_id[None], node_ids[:-1]])
     position = jnp.arange(node_ids.shape[0], dtype=jnp.int32)
     rows = jnp.minimum(node_ids, index.parent.shape[0] - 1)
