@@ -12,6 +12,7 @@ from experiments.conversation import Script, Tokens
 from experiments.residency import Residency, residency
 from experiments.setup import Lab
 from models.engine import Engine, Report, Request, shared_jit
+from tiercache.layout import page_to_record
 from tiercache.policies import SnapshotPlacement
 
 
@@ -185,13 +186,12 @@ def fork(lab: Lab, name: str, engine: Engine) -> Engine:
 
 def records(state: tc.CacheState, page_ids: np.ndarray, *, batch: int = 64) -> Iterator[np.ndarray]:
     """The bytes of some hot pages, codes and scales of all layers, K and V, `batch` at a time."""
-
-    @jax.jit
-    def read(payload, ids):
-        pages = jax.tree.map(lambda x: x.at[ids].get(mode="clip"), payload)
-        return jax.vmap(tc.layout.page_to_record)(pages)
-
     for start in range(0, len(page_ids), batch):
         ids = page_ids[start : start + batch]
-        ids_padded = np.resize(ids, batch)
-        yield np.asarray(read(state.pages.payload, ids_padded))[: len(ids)]
+        yield np.asarray(_read_pages(state.pages.payload, np.resize(ids, batch)))[: len(ids)]
+
+
+@jax.jit
+def _read_pages(payload, page_ids):
+    pages = jax.tree.map(lambda x: x.at[page_ids].get(mode="clip"), payload)
+    return jax.vmap(page_to_record)(pages)

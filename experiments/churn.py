@@ -8,6 +8,7 @@ snapshots. Without lower tiers nothing of the conversation can be resumed, altho
 pages are still there; with them, all of it can. A cold run is the control.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -19,9 +20,21 @@ from experiments.scenario import NoChecks, Options, compare, conclude
 from experiments.setup import CHURN
 
 
-def run(options: Options) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChurnOptions(Options):
+    """Options of this experiment.
+
+    Attributes:
+      num_others: auxiliary requests in between; the preset's by default.
+    """
+
+    num_others: int | None = None
+
+
+def run(options: ChurnOptions) -> int:
     """Runs the experiment; the exit status."""
     console, sizes = report.console(), options.sizes(CHURN)
+    num_others = sizes.num_others if options.num_others is None else options.num_others
     console.print(
         f"churn, preset {options.preset}: building the model, then compiling each arm's functions "
         "(most of a run on CPU is this)"
@@ -30,7 +43,7 @@ def run(options: Options) -> int:
         options.agent_trace,
         num_tokens=sizes.conversation_tokens,
         num_follow=sizes.follow_tokens,
-        num_others=sizes.num_others,
+        num_others=num_others,
         other_tokens=sizes.other_tokens,
     )
     objects = compare(
@@ -47,7 +60,7 @@ def run(options: Options) -> int:
 
 
 def main():
-    options = tyro.cli(Options, description=__doc__)
+    options = tyro.cli(ChurnOptions, description=__doc__)
     sys.exit(run(options))
 
 

@@ -19,7 +19,7 @@ from experiments.arms import Play
 from experiments.conversation import flush_script
 from experiments.residency import path_of
 from experiments.scenario import Options, compare, conclude
-from experiments.setup import FLUSH, Lab
+from experiments.setup import FLUSH, PAGE_SIZE, Lab
 from tiercache.testing import poison_free
 
 
@@ -92,7 +92,7 @@ def run(options: Options) -> int:
     objects = [{**one, "preset": options.preset, "text": script.source} for one in objects]
     title = (
         f"flush: a conversation of {objects[0]['prompt_tokens']:,} tokens after two prompts of "
-        f"{sizes.other_tokens:,} through a pool of {sizes.num_pages * 64:,}"
+        f"{sizes.other_tokens:,} through a pool of {sizes.num_pages * PAGE_SIZE:,}"
     )
     folder = options.out or Path("results/flush")
     return conclude(console, objects, name="flush", title=title, folder=folder)

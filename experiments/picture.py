@@ -7,6 +7,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
+from matplotlib.patches import Rectangle  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 # Okabe-Ito: told apart by people who cannot tell red from green. Lower tiers are lighter, hatched.
 BANDS = (
@@ -18,6 +20,7 @@ BANDS = (
     ("host", "others", "#F8D3B5", "//"),
 )
 PHASES = (("match", "#999999"), ("restore", "#CC79A7"), ("prefill", "#009E73"))
+ROW_NAMES = {"cold": "cold run"}
 ARM_TITLES = {
     "off": "tier off: what leaves the device is gone",
     "on": "tier on: what leaves the device goes to host memory",
@@ -28,28 +31,32 @@ ARM_TITLES = {
 def draw(path: Path, objects: list[dict[str, Any]], title: str):
     """Writes the picture of one run: one band chart per arm, and the bars of all arms."""
     arms = [one for one in objects if len(one["residency"]) > 1]
-    figure = plt.figure(figsize=(14, 1.2 + 3.3 * len(arms)), layout="constrained")
-    grid = figure.add_gridspec(2 * len(arms), 2, height_ratios=[3.2, 1] * len(arms),
-                               width_ratios=[2.1, 1])  # fmt: skip
-    top = max(_total(step["pages"]) for one in arms for step in one["residency"])
+    figure = plt.figure(figsize=(15, 1.4 + 3.4 * len(arms)), layout="constrained")
+    halves: Any = figure.subfigures(1, 2, width_ratios=[2.1, 1])
+    left, right = halves
+    grid = left.add_gridspec(2 * len(arms), 1, height_ratios=[2.4, 1] * len(arms))
+    tops = {
+        what: max(_total(step[what]) for one in arms for step in one["residency"])
+        for what in ("pages", "snapshots")
+    }
     for number, one in enumerate(arms):
-        pages = figure.add_subplot(grid[2 * number, 0])
-        snapshots = figure.add_subplot(grid[2 * number + 1, 0], sharex=pages)
-        _bands(pages, one, "pages", 1.18 * top)
-        _bands(snapshots, one, "snapshots", None)
+        pages = left.add_subplot(grid[2 * number])
+        snapshots = left.add_subplot(grid[2 * number + 1], sharex=pages)
+        _bands(pages, one, "pages", 1.2 * tops["pages"])
+        _bands(snapshots, one, "snapshots", 1.45 * tops["snapshots"])
         pages.tick_params(labelbottom=False)
         pages.set_title(ARM_TITLES[one["arm"]], loc="left", fontsize=11, fontweight="bold")
-        capacity = one["spec"]["num_pages"]
-        pages.axhline(capacity, color="black", linewidth=1, linestyle=":")
-        pages.annotate(
-            f"device pool: {capacity} pages", (0.004, capacity), (0, 3), fontsize=8,
-            xycoords=("axes fraction", "data"), textcoords="offset points",
-        )  # fmt: skip
+        _mark_pool(pages, one)
         _mark_measured(pages, one)
-    _times(figure.add_subplot(grid[: len(arms), 1]), objects)
-    _facts(figure.add_subplot(grid[len(arms) :, 1]), objects)
+        _mark_snapshots(snapshots, one)
+    above, below = right.subplots(2, 1)
+    _times(above, objects)
+    _facts(below, objects)
     handles, labels = _legend(arms)
-    figure.legend(handles, labels, loc="outside lower left", ncols=6, fontsize=9, frameon=False)
+    left.legend(
+        handles, labels, loc="outside lower left", ncols=len(labels), fontsize=9, frameon=False,
+        columnspacing=1.2, handletextpad=0.5,
+    )  # fmt: skip
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -60,41 +67,63 @@ def _total(counts: dict[str, dict[str, int]]) -> int:
     return sum(sum(owners.values()) for owners in counts.values())
 
 
-def _bands(axes, one: dict[str, Any], what: str, top: float | None):
-    """Stacked counts, one step wide each."""
+def _bands(axes, one: dict[str, Any], what: str, top: float):
+    """Stacked counts, one step wide each; snapshots with the conversation's few at the bottom."""
     steps = one["residency"]
     edges = [i - 0.5 for i in range(len(steps) + 1)]
     floor = [0] * len(steps)
-    for tier, owner, color, hatch in BANDS:
+    bands = BANDS if what == "pages" else sorted(BANDS, key=lambda band: band[1])
+    for tier, owner, color, hatch in bands:
         if tier not in steps[0][what]:
             continue
         roof = [f + step[what][tier][owner] for f, step in zip(floor, steps, strict=True)]
         axes.fill_between(
-            edges, [*floor, floor[-1]], [*roof, roof[-1]], step="post", color=color, hatch=hatch,
-            edgecolor="white", linewidth=0.4,
+            edges, [*floor, floor[-1]], [*roof, roof[-1]], step="post",
+            facecolor=color, hatch=hatch, edgecolor="white", linewidth=0,
         )  # fmt: skip
         floor = roof
     axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, top or max(2, 1.15 * max(floor)))
+    axes.set_ylim(0, top)
     axes.set_ylabel(what)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     axes.set_xticks(range(len(steps)), [step["label"] for step in steps], fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _mark_measured(axes, one: dict[str, Any]):
-    last = len(one["residency"]) - 1
-    axes.axvline(last - 0.5, color="black", linewidth=1.2, linestyle="--")
+def _mark_pool(axes, one: dict[str, Any]):
+    capacity = one["spec"]["num_pages"]
+    axes.axhline(capacity, color="black", linewidth=1, linestyle=":")
     axes.annotate(
-        f"the conversation goes on: {one['cached_tokens']:,} of {one['prompt_tokens']:,} tokens "
-        "cached",
-        (last - 0.5, 0.985), (-6, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", ha="right", va="top", fontsize=9, fontweight="bold",
+        f"device pool: {capacity:,} pages", (0.004, capacity), (0, 3), fontsize=8,
+        xycoords=("axes fraction", "data"), textcoords="offset points",
+    )  # fmt: skip
+
+
+def _mark_measured(axes, one: dict[str, Any]):
+    text = f"{one['cached_tokens']:,} of {one['prompt_tokens']:,} prompt tokens cached"
+    _note(axes, one, f"the conversation goes on: {text}", "bold")
+
+
+def _mark_snapshots(axes, one: dict[str, Any]):
+    before = one["residency"][-2]["snapshots"]
+    there = [f"{owners['conversation']} in {tier} memory" for tier, owners in before.items()
+             if owners["conversation"]]  # fmt: skip
+    _note(axes, one, f"the conversation's: {', '.join(there) or 'none left'}", "normal")
+
+
+def _note(axes, one: dict[str, Any], text: str, weight: str):
+    """A line where the measured request begins, and what stands before it."""
+    begin = len(one["residency"]) - 1.5
+    axes.axvline(begin, color="black", linewidth=1.2, linestyle="--")
+    axes.annotate(
+        text, (begin, 0.985), (-6, 0), xycoords=("data", "axes fraction"), ha="right", va="top",
+        textcoords="offset points", fontsize=9, fontweight=weight,
     )  # fmt: skip
 
 
 def _times(axes, objects: list[dict[str, Any]]):
     """Time to the first token of the measured request, by phase."""
-    names = [one["arm"] for one in objects]
+    names = [ROW_NAMES.get(one["arm"], one["arm"]) for one in objects]
     longest = max(one["ttft_s"] for one in objects)
     left = [0.0] * len(objects)
     for phase, color in PHASES:
@@ -102,19 +131,20 @@ def _times(axes, objects: list[dict[str, Any]]):
         axes.barh(names, widths, left=left, color=color, label=phase, height=0.6)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, one in enumerate(objects):
-        axes.annotate(f"{1e3 * one['ttft_s']:,.0f} ms", (left[row], row), (4, 0),
-                      textcoords="offset points", va="center", fontsize=9)  # fmt: skip
-    axes.set_xlim(0, 1.2e3 * longest)
+        text = f"{1e3 * one['ttft_s']:,.0f} ms\n(restore {1e3 * one['restore_s']:,.1f})"
+        axes.annotate(text, (left[row], row), (4, 0), textcoords="offset points", va="center",
+                      fontsize=9)  # fmt: skip
+    axes.set_xlim(0, 1.35e3 * longest)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.set_title("time to the first token", loc="left", fontsize=11, fontweight="bold")
-    axes.legend(loc="lower right", fontsize=9, frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=3, fontsize=9, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _facts(axes, objects: list[dict[str, Any]]):
     """Tokens of the measured prompt: cached, known but not resumable, and not known."""
-    names = [one["arm"] for one in objects]
+    names = [ROW_NAMES.get(one["arm"], one["arm"]) for one in objects]
     cached = [one["cached_tokens"] for one in objects]
     stranded = [max(0, one["kv_tokens"] - one["cached_tokens"]) for one in objects]
     rest = [one["prompt_tokens"] - c - s
@@ -132,7 +162,7 @@ def _facts(axes, objects: list[dict[str, Any]]):
     axes.invert_yaxis()
     axes.set_xlabel("tokens")
     axes.set_title("the measured prompt", loc="left", fontsize=11, fontweight="bold")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=9, frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), fontsize=9, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -141,7 +171,7 @@ def _legend(arms: list[dict[str, Any]]):
     for tier, owner, color, hatch in BANDS:
         used = any(step["pages"][tier][owner] for one in arms for step in one["residency"])
         if used:
-            handles.append(plt.Rectangle((0, 0), 1, 1, facecolor=color, hatch=hatch,
+            handles.append(Rectangle((0, 0), 1, 1, facecolor=color, hatch=hatch,
                                          edgecolor="white"))  # fmt: skip
-            labels.append(f"{tier}: {owner}")
+            labels.append(f"{'cold slots' if tier == 'cold' else tier}: {owner}")
     return handles, labels

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from rich.console import Console
@@ -14,8 +14,10 @@ import tiercache as tc
 from experiments.arms import Measured
 from experiments.lossy import Loss
 from experiments.setup import Lab
+from tiercache.formats import format_text
+from tiercache.spec import Formats
 
-LEAST_WIDTH = 110
+LEAST_WIDTH = 120
 
 
 def console() -> Console:
@@ -79,8 +81,8 @@ def _spec_numbers(spec: tc.CacheSpec) -> dict[str, Any]:
     )  # fmt: skip
     return {
         **{name: getattr(spec, name) for name in names},
-        "hot_formats": tc.formats.format_text(spec.hot_formats),
-        "cold_formats": tc.formats.format_text(spec.cold_formats),
+        "hot_formats": format_text(cast(Formats, spec.hot_formats)),
+        "cold_formats": format_text(cast(Formats, spec.cold_formats)),
         "bytes_per_page": tc.bytes_per_page(spec, "device"),
         "bytes_per_cold_slot": tc.bytes_per_page(spec, "cold"),
         "bytes_per_snapshot": tc.bytes_per_snapshot(spec),
@@ -105,15 +107,15 @@ def write_lines(path: Path, objects: list[dict[str, Any]]):
 def latency_table(objects: list[dict[str, Any]], title: str) -> Table:
     """What was cached and what that did to the time to the first token."""
     table = _table(
-        title, "arm", "prompt\ntokens", "cached\ntokens", "of these\nresumable", "KV known\ntokens",
-        "TTFT\nms", "match\nms", "restore\nms", "prefill\nms", "outputs equal\nto cold run",
+        title, "arm", "prompt\ntokens", "cached\ntokens", "resumable\ntokens", "KV known\ntokens",
+        "TTFT\nms", "match\nms", "restore\nms", "prefill\nms", "outputs\nas cold",
     )  # fmt: skip
     for one in objects:
         times = (f"{1e3 * one[f'{k}_s']:.1f}" for k in ("ttft", "match", "restore", "prefill"))
         length = len(one["outputs"])
         equal = "yes" if one["outputs_equal"] else f"first {one['tokens_equal']} of {length}"
         table.add_row(
-            one["arm"] + ("" if one["exact"] else " (lossy)"), _number(one["prompt_tokens"]),
+            _name(one), _number(one["prompt_tokens"]),
             _number(one["cached_tokens"]), _number(one["resumable_tokens"]),
             _number(one["kv_tokens"]), *times, "control" if one["arm"] == "cold" else equal,
         )  # fmt: skip
@@ -123,14 +125,14 @@ def latency_table(objects: list[dict[str, Any]], title: str) -> Table:
 def traffic_table(objects: list[dict[str, Any]]) -> Table:
     """Where copies went, over the whole arm; restored pages are the measured request's."""
     table = _table(
-        "What moved", "arm", "device\nto host", "host to\ndevice", "to cold\nslots",
-        "pages\nevicted", "tomb-\nstones", "snapshots\nsaved", "snapshots\nlost",
-        "restored pages:\ndevice / host / cold", "snapshot\nfrom",
+        "What moved", "arm", "to\nhost", "from\nhost", "to cold\nslots",
+        "pages\nevicted", "tomb-\nstones", "snaps\nsaved", "snaps\nlost",
+        "pages resumed from\ndevice / host / cold", "snap\nfrom",
     )  # fmt: skip
     for one in objects:
         moved, pages = one["bytes_moved"], one["restored_pages"]
         table.add_row(
-            one["arm"], *(_bytes(moved[k]) for k in
+            _name(one), *(_bytes(moved[k]) for k in
                           ("device_to_host", "host_to_device", "hot_to_cold")),
             _number(one["evictions"]), _number(one["tombstones"]), str(one["snapshots_saved"]),
             str(one["snapshots_dropped"]),
@@ -150,12 +152,16 @@ def loss_table(objects: list[dict[str, Any]]) -> Table:
             continue
         errors = one["attention_error"]
         table.add_row(
-            one["arm"] + ("" if one["exact"] else " (lossy)"),
+            _name(one),
             f"{one['logit_kl']:.3g}", f"{one['logit_max_diff']:.3g}",
             f"{one['tokens_equal']} of {len(one['outputs'])}",
             ", ".join(f"{e:.3g}" for e in errors) if errors else "exact copies",
         )  # fmt: skip
     return table
+
+
+def _name(one: dict[str, Any]) -> str:
+    return one["arm"] if one["exact"] else f"{one['arm']} *"
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

@@ -7,8 +7,7 @@ import numpy as np
 
 import tiercache as tc
 
-TIERS = ("device", "cold", "host")
-OWNERS = ("conversation", "others")
+type Counts = dict[str, dict[str, int]]  # by tier, then owner
 
 
 class Residency(NamedTuple):
@@ -21,8 +20,8 @@ class Residency(NamedTuple):
     """
 
     label: str
-    pages: dict[str, dict[str, int]]
-    snapshots: dict[str, dict[str, int]]
+    pages: Counts
+    snapshots: Counts
 
 
 def path_of(index: tc.prefix.PrefixIndex, tokens: tuple[int, ...]) -> list[int]:
@@ -56,8 +55,8 @@ def residency(state: tc.CacheState, tokens: tuple[int, ...], label: str) -> Resi
     mine = np.zeros(index.depth.shape, bool)
     mine[path_of(index, tokens)] = True
 
-    def by_owner(mask):
-        return dict(zip(OWNERS, (int((mask & mine).sum()), int((mask & ~mine).sum())), strict=True))
+    def by_owner(mask) -> dict[str, int]:
+        return {"conversation": int((mask & mine).sum()), "others": int((mask & ~mine).sum())}
 
     return Residency(
         label,

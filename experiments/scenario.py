@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,7 +15,7 @@ from experiments import arms, picture, report
 from experiments.arms import Measured, Play
 from experiments.conversation import Script
 from experiments.lossy import attention_error, loss
-from experiments.setup import Lab, PresetName, Sizes, make_lab
+from experiments.setup import PAGE_SIZE, Lab, PresetName, Sizes, make_lab
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,8 @@ class Options:
       cold: formats of the lossy arm's cold slots.
       cold_memory: where cold slots are.
       lossy: whether to run the lossy arm.
-      conversation_tokens: of the conversation's first prompt; the preset's by default.
-      num_others: requests in between; the preset's by default.
+      conversation_tokens: of the conversation's first prompt; the preset's by default. The pools
+        grow or shrink along.
       out: folder for JSON lines and picture; results/<experiment> by default.
     """
 
@@ -42,14 +43,20 @@ class Options:
     cold_memory: Literal["device", "host"] = "device"
     lossy: bool = True
     conversation_tokens: int | None = None
-    num_others: int | None = None
     out: Path | None = None
 
     def sizes(self, presets: dict[PresetName, Sizes]) -> Sizes:
         """The preset's, with what was asked for in place of its own."""
-        asked = {name: getattr(self, name) for name in ("conversation_tokens", "num_others")}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        return dataclasses.replace(presets[self.preset], **asked)
+        sizes = presets[self.preset]
+        if self.conversation_tokens is None:
+            return sizes
+        pages = (self.conversation_tokens - sizes.conversation_tokens) // PAGE_SIZE
+        grow = ("num_pages", "max_pages", "num_host_pages", "num_cold_slots")
+        return dataclasses.replace(
+            sizes,
+            conversation_tokens=self.conversation_tokens,
+            **{name: getattr(sizes, name) + pages for name in grow},
+        )
 
     def lab(self, sizes: Sizes) -> Lab:
         """The model and its arms."""
@@ -96,12 +103,11 @@ def compare(
         def ticker(name: str) -> Callable[[str], None]:
             return lambda label: progress.update(task, advance=1, description=f"{name}: {label}")
 
+        progress.update(task, description="compiling")
+        _warm_up(lab, lossy, console)
         for name in names:
-            progress.update(task, description=f"{name}: compiling")
-            started = time.perf_counter()
-            lab.warm_up(name)
-            console.print(f"{name}: compiled in {time.perf_counter() - started:.1f} s")
-            play, tick = arms.begin(lab, name, script, ticker(name)), ticker(name)
+            tick = ticker(name)
+            play = arms.begin(lab, name, script, tick)
             resident = _stays_resident(lab, play) if name == "on" else None
             checks.after_first(lab, name, play)
             arms.serve_others(lab, play, script, tick)
@@ -122,6 +128,15 @@ def compare(
                 plays["on"].resumable_tokens,
             )  # fmt: skip
     return [_object(module, lab, measured, name, more[name]) for name in ("cold", *names)]
+
+
+def _warm_up(lab: Lab, lossy: bool, console: Console):
+    """Compiles before anything is timed: one thread per spec, since each compile uses one core."""
+    started = time.perf_counter()
+    groups = [("off", "on"), *([("lossy",)] if lossy else [])]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(lambda names: [lab.warm_up(name) for name in names], groups))
+    console.print(f"compiled in {time.perf_counter() - started:.0f} s")
 
 
 def _object(module: str, lab: Lab, measured: dict[str, Measured], name: str, more):
@@ -189,8 +204,8 @@ def conclude(
             same = _yes(one["logits_bit_equal_to_never_moved"])
             console.print(f"logits bit-equal to a run whose copies never moved: {same}")
         for text in one["refusals"]:
-            console.print(f"{one['arm']}: a verb refused on the way: {text}", style="yellow")
-    console.print(f"written: {lines} and {image}")
+            console.print(f"{one['arm']}, refused once and served after making room: {text}")
+    console.print(f"written: {lines} and {image}", soft_wrap=True)
     for text in bad:
         console.print(f"FAILED {text}", style="bold red")
     return 1 if bad else 0

@@ -11,8 +11,11 @@ from models.engine import Config, Engine, Request
 from models.hybrid_gdn import Apply, HybridGDN, functional, recurrent_leaves, small, tiny
 from models.hybrid_gdn.config import HybridConfig
 from tiercache.policies import SnapshotPlacement
+from tiercache.spec import AUTO
 
 PresetName = Literal["cpu", "seed"]
+PAGE_SIZE = 64
+
 ArmName = Literal["cold", "off", "on", "lossy"]
 
 
@@ -66,12 +69,16 @@ CHURN: dict[PresetName, Sizes] = {
     ),
 }  # fmt: skip
 
+# Two snapshots on the device, so that the conversation's leave with its pages.
 FLUSH: dict[PresetName, Sizes] = {
     "cpu": dataclasses.replace(
-        CHURN["cpu"], num_others=2, other_tokens=3600, num_host_pages=224, num_cold_slots=224
+        CHURN["cpu"], num_others=2, other_tokens=3600, num_snapshots=2, num_host_pages=224,
+        num_cold_slots=224,
     ),
-    "seed": dataclasses.replace(CHURN["seed"], num_others=2, other_tokens=130_000),
-}
+    "seed": dataclasses.replace(
+        CHURN["seed"], num_others=2, other_tokens=130_000, num_snapshots=2
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +149,7 @@ def make_lab(
         head_dim=model.head_dim,
         num_pages=sizes.num_pages,
         max_rows=1,
+        page_size=PAGE_SIZE,
         max_pages=sizes.max_pages,
         snapshot_leaves=tuple(
             tc.SnapshotLeaf(name, shape, str(dtype))
@@ -159,7 +167,7 @@ def make_lab(
         num_host_pages=0,
         num_cold_slots=sizes.num_cold_slots,
         policy="window" if cold_memory == "device" else "host",
-        num_nodes=tc.spec.AUTO,
+        num_nodes=AUTO,
     )
     tiers = Config(chunk=sizes.chunk, placement=SnapshotPlacement())
     drop = dataclasses.replace(tiers, pages_to="drop", snapshots_to="drop")
