@@ -21,7 +21,8 @@ class RequantizeInfo(NamedTuple):
 
     Attributes:
       slot_ids: the slot of each page asked for; `NO_SLOT` where it stayed hot or none was asked.
-      reason: per page, `OK`, `SLOTS_FULL`, `NOT_FINITE`, or `BAD_ID` for a page that is free.
+      reason: per page, `OK`, `SLOTS_FULL`, `NOT_FINITE`, `BAD_ID` for a page that is free, or
+        `OPEN_PAGE` for one that a row has not filled yet.
     """
 
     slot_ids: Int32[Array, "n"]
@@ -49,12 +50,15 @@ def requantize(
         raise ValueError("requantize needs num_cold_slots above 0.")
     refs = state.pages.refs
     asked = page_ids != NO_PAGE
-    held = refs.at[jnp.where(page_ids >= 0, page_ids, NO_PAGE)].get(mode="fill", fill_value=0) > 0
-    slot_ids = take_free(state.cold.refs == 0, asked & held)
+    page_ids = jnp.where(page_ids >= 0, page_ids, NO_PAGE)
+    held = refs.at[page_ids].get(mode="fill", fill_value=0) > 0
+    still_open = _open_pages(state, spec).at[page_ids].get(mode="fill", fill_value=False)
+    slot_ids = take_free(state.cold.refs == 0, asked & held & ~still_open)
     has_slot = slot_ids != NOTHING
     bank, finite = _pack(state, page_ids, slot_ids, has_slot, spec)
     reason = first_reason(
         (asked & ~held, Reason.BAD_ID),
+        (asked & still_open, Reason.OPEN_PAGE),
         (asked & ~has_slot, Reason.SLOTS_FULL),
         (asked & ~finite, Reason.NOT_FINITE),
     )
@@ -73,6 +77,14 @@ def requantize(
         counters=count(state.counters, reason, pages_to_cold=num_true(moved)),
     )
     return state, RequantizeInfo(slot_ids, reason)
+
+
+def _open_pages(state: CacheState, spec: CacheSpec) -> Bool[Array, "page"]:
+    """Pages that some row writes to, or will."""
+    table = state.table
+    is_open = jnp.arange(spec.max_pages) >= (table.lengths // spec.page_size)[:, None]
+    page_ids = jnp.where(is_open, entry_to_page(table.entries), NO_PAGE)
+    return jnp.zeros(spec.num_pages, bool).at[page_ids].set(True, mode="drop")
 
 
 def _pack(state: CacheState, page_ids, slot_ids, mask: Bool[Array, "n"], spec: CacheSpec):

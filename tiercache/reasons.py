@@ -38,6 +38,7 @@ class Reason(enum.IntEnum):
     OVERSIZE = 20
     BAD_ID = 21
     TOKENS_MISMATCH = 22
+    OPEN_PAGE = 23
 
 
 TEXTS = {
@@ -64,6 +65,7 @@ TEXTS = {
     Reason.OVERSIZE: "the prefix was shortened to the longest affordable part with a snapshot",
     Reason.BAD_ID: "an id is out of range",
     Reason.TOKENS_MISMATCH: "the tokens are not those of the path that the row shares",
+    Reason.OPEN_PAGE: "a running row has not filled the page yet",
 }
 
 
