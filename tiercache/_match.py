@@ -1,11 +1,12 @@
 """`match`, `pin` and `unpin` on the whole state, and what a plan would move."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int32, UInt32
+from jaxtyping import Array, Bool, Int32, UInt32
 
 from tiercache import prefix
-from tiercache.ids import HOLE, NO_LEASE
+from tiercache.ids import HOLE, NO_LEASE, NO_NODE
 from tiercache.prefix import PinInfo, Plan
+from tiercache.prefix.arrays import gather
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec, bytes_per_page, bytes_per_snapshot
 from tiercache.state import CacheState, count
@@ -38,10 +39,13 @@ def pin(state: CacheState, plan: Plan, lease_id: Int32[Array, ""]) -> tuple[Cach
     """Protects every copy that a plan counts on, under a lease; a row's lease has the row's id.
 
     Refused with `STALE_PLAN` if the index has changed under the plan, with `LEASE_BUSY` if the
-    lease holds a path.
+    lease holds a path, and with `ROW_BUSY` if it is that of a row that holds pages: a row's lease
+    is the path of its own pages.
     """
-    index, info = prefix.pin(state.index, plan, lease_id)
-    return state._replace(index=index, counters=count(state.counters, info.reason)), info
+    free = gather(state.index.leases, lease_id, NO_NODE)[0] == NO_NODE
+    busy = _has_pages(state, lease_id) & free
+    index, info = prefix.pin(state.index, plan, jnp.where(busy, NO_LEASE, lease_id))
+    return _pinned(state, index, busy, info)
 
 
 def unpin(state: CacheState, lease_id: Int32[Array, ""]) -> tuple[CacheState, PinInfo]:
@@ -50,9 +54,17 @@ def unpin(state: CacheState, lease_id: Int32[Array, ""]) -> tuple[CacheState, Pi
     Refused with `ROW_BUSY` for the lease of a row that holds pages: `release` the row instead,
     since what a row uses stays pinned.
     """
-    has_pages = jnp.any(state.table.entries != HOLE, axis=1)
-    busy = has_pages.at[lease_id].get(mode="fill", fill_value=False)
+    busy = _has_pages(state, lease_id)
     index, info = prefix.unpin(state.index, jnp.where(busy, NO_LEASE, lease_id))
+    return _pinned(state, index, busy, info)
+
+
+def _has_pages(state: CacheState, lease_id: Int32[Array, ""]) -> Bool[Array, ""]:
+    """Whether the lease is that of a row that holds pages."""
+    return jnp.any(gather(state.table.entries, lease_id, HOLE) != HOLE)
+
+
+def _pinned(state: CacheState, index, busy: Bool[Array, ""], info: PinInfo):
     reason = first_reason((busy, Reason.ROW_BUSY))
     reason = jnp.where(busy, reason, info.reason)
     info = PinInfo(reason == Reason.OK, reason)
