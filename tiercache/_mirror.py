@@ -11,6 +11,7 @@ from tiercache._remove import remove_copies
 from tiercache._transfer import compact, num_true, store_pages, take_free
 from tiercache.ids import NO_HOST, NO_NODE, NO_SNAP, entry_to_page
 from tiercache.prefix import set_host_ids
+from tiercache.prefix.arrays import gather
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec
 from tiercache.state import CacheState, count
@@ -52,7 +53,7 @@ def mirror(
     if not spec.num_host_pages:
         raise ValueError("mirror needs num_host_pages above 0.")
     index = state.index
-    path = index.leases.at[lease_id].get(mode="fill", fill_value=NO_NODE)
+    path = gather(index.leases, lease_id, NO_NODE)
     entries = index.entry.at[path].get(mode="fill", fill_value=-1)
     backed = index.host_id.at[path].get(mode="fill", fill_value=0) < NO_HOST
     wanted = (entries >= 0) & ~backed

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from tiercache.ids import NO_PAGE, entry_to_page
+from tiercache.ids import HOLE, NO_PAGE, entry_to_page
+from tiercache.prefix.arrays import gather
 from tiercache.spec import CacheSpec
 from tiercache.state import CacheState
 
@@ -50,8 +51,8 @@ def view(
     """
     if not 1 <= num_tokens <= spec.max_tokens:
         raise ValueError(f"num_tokens={num_tokens} is not in [1, {spec.max_tokens}].")
-    entries = state.table.entries.at[row_ids].get(mode="fill", fill_value=-1)
-    lengths = state.table.lengths.at[row_ids].get(mode="fill", fill_value=0)
+    entries = gather(state.table.entries, row_ids, HOLE)
+    lengths = gather(state.table.lengths, row_ids, 0)
     positions = lengths[:, None] + jnp.arange(num_tokens)
     entry = jnp.take_along_axis(
         entries, jnp.clip(positions // spec.page_size, 0, spec.max_pages - 1), axis=1
