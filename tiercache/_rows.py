@@ -33,13 +33,16 @@ def fork(
     """Makes a free row a copy of another: pages and slots shared, live state copied.
 
     The pages stay as they are: whichever row writes first into the shared last page gets its own
-    copy in `reserve`. The new row's lease holds the same path.
+    copy in `reserve`. Pages that the source has reserved ahead stay its own. The new row's lease
+    holds the same path.
 
     Refused with `BAD_ID` if a row does not exist or both are one, `ROW_EMPTY` if the source holds
     nothing, `ROW_BUSY` if the target holds something, `LEASE_BUSY` if its lease does.
     """
     table = state.table
     entries = table.entries.at[source_id].get(mode="fill", fill_value=HOLE)
+    length = table.lengths.at[source_id].get(mode="fill", fill_value=0)
+    entries = jnp.where(jnp.arange(spec.max_pages) * spec.page_size < length, entries, HOLE)
     path = state.index.leases.at[source_id].get(mode="fill", fill_value=NO_NODE)
     target_entries = table.entries.at[target_id].get(mode="fill", fill_value=HOLE)
     target_path = state.index.leases.at[target_id].get(mode="fill", fill_value=NO_NODE)
