@@ -57,7 +57,8 @@ def rehydrate(
     """Starts a free row with the pages of a plan that is pinned under the row's lease.
 
     Hot pages are shared. Host copies are loaded into new pages, and their nodes live on the device
-    again. A page with an exact host copy is never taken from its lossy cold slot. All or nothing:
+    again, first ones first, as far as `index_pages` allows; past that, the row alone holds them.
+    A page with an exact host copy is never taken from its lossy cold slot. All or nothing:
     `evict` first if pages lack. The recurrent state comes with `load_snapshot`.
 
     Args:
@@ -99,7 +100,9 @@ def rehydrate(
     payload = _restore(state, payload, new_ids, slot_ids, restore, spec)
 
     entries = jnp.where(load, new_ids, sources.entries)
-    state = _publish(state, row_id, node_ids, within, load, entries, sources.entries, spec)
+    budget = spec.index_pages - num_true(state.index.entry >= 0)
+    known = load & (jnp.cumsum(load) <= budget)
+    state = _publish(state, row_id, node_ids, within, known, entries, sources.entries, spec)
     num_host, num_cold = num_true(sources.is_host), num_true(sources.is_cold)
     state = state._replace(
         pages=state.pages._replace(payload=payload),
@@ -148,15 +151,15 @@ def _restore(
 
 
 def _publish(
-    state: CacheState, row_id, node_ids, within, load, entries, old_entries, spec: CacheSpec
+    state: CacheState, row_id, node_ids, within, known, entries, old_entries, spec: CacheSpec
 ) -> CacheState:
-    """Names the pages in the row and in their nodes, and counts both."""
+    """Names the pages in the row and, where `known`, in their nodes, and counts both."""
     page_refs, slot_refs = state.pages.refs, state.cold.refs
     shared = jnp.where(within, entries, HOLE)
     page_refs = page_refs.at[entry_to_page(shared)].add(1, mode="drop")
     slot_refs = slot_refs.at[entry_to_slot(shared)].add(1, mode="drop")
-    page_refs = page_refs.at[jnp.where(load, entries, NOTHING)].add(1, mode="drop")
-    replaced = jnp.where(load, old_entries, HOLE)
+    page_refs = page_refs.at[jnp.where(known, entries, NOTHING)].add(1, mode="drop")
+    replaced = jnp.where(known, old_entries, HOLE)
     slot_refs = slot_refs.at[entry_to_slot(replaced)].add(-1, mode="drop")
 
     row = jnp.where(jnp.any(within), row_id, NOTHING)
@@ -170,5 +173,5 @@ def _publish(
             lengths=table.lengths.at[row].set(tokens, mode="drop"),
             committed=table.committed.at[row].set(tokens, mode="drop"),
         ),
-        index=set_entries(state.index, jnp.where(load, node_ids, NO_NODE), entries),
+        index=set_entries(state.index, jnp.where(known, node_ids, NO_NODE), entries),
     )
