@@ -81,10 +81,8 @@ def save_snapshot(
     if replaces is not None:
         older = (pool.owner == row_ids[:, None]) & (pool.tokens == replaces[:, None])
         same = jnp.where(jnp.any(same, axis=1, keepdims=True), same, older)
-    again = asked & ~bad_row & ~bad_depth & jnp.any(same, axis=1)
-    fresh = asked & ~bad_row & ~bad_depth & ~again
-    snap_ids = take_free(pool.owner == FREE, fresh)
-    snap_ids = jnp.where(again, jnp.argmax(same, axis=1).astype(jnp.int32), snap_ids)
+    valid = asked & ~bad_row & ~bad_depth
+    snap_ids = _places(pool, row_ids, tokens, same, valid)
     reason = first_reason(
         (asked & bad_row, Reason.BAD_ID),
         (asked & bad_depth, Reason.DEPTH_MISMATCH),
@@ -99,6 +97,22 @@ def save_snapshot(
     )
     counters = count(state.counters, reason, snapshots_saved=num_true(saved))
     return state._replace(snapshots=pool, counters=counters), SaveInfo(snap_ids, reason)
+
+
+def _places(pool: SnapshotPool, row_ids, tokens, same: Bool[Array, "n slot"], valid):
+    """The snapshot that each valid request writes: a waiting one of `same`, or a free one.
+
+    Within a call, one row and depth is one snapshot, which the last request writes; and a waiting
+    snapshot has its place taken once, by the first.
+    """
+    earlier = jnp.tri(row_ids.shape[0], k=-1, dtype=bool) & valid
+    twin = earlier & (row_ids[:, None] == row_ids) & (tokens[:, None] == tokens)
+    waits, place = valid & jnp.any(same, axis=1), jnp.argmax(same, axis=1).astype(jnp.int32)
+    claimed = jnp.any(earlier & waits & (place[:, None] == place), axis=1)
+    repeated, again = valid & jnp.any(twin, axis=1), waits & ~claimed
+    snap_ids = take_free(pool.owner == FREE, valid & ~again & ~repeated)
+    snap_ids = jnp.where(again, place, snap_ids)
+    return jnp.where(repeated, snap_ids[jnp.argmax(twin, axis=1)], snap_ids)
 
 
 def _copy_in(state: CacheState, row_ids, leaves: Leaves | None, snap_ids, mask, spec: CacheSpec):
