@@ -51,7 +51,8 @@ def evict_snapshots(
     lease ends at is in use and stays; one that waits under a row is not the index's yet.
 
     To "host": one with a host copy is let go; another is copied there first, and stays if it cannot
-    be. A full bank drops its own oldest. To "drop": the snapshot is let go.
+    be. A full bank drops its own oldest, or the victim itself where that is older. To "drop": the
+    snapshot is let go.
 
     Args:
       state: the cache.
@@ -94,10 +95,16 @@ def evict_snapshots(
 def store_snapshots(state: CacheState, node_ids, chosen, loose, spec: CacheSpec):
     """Copies the device snapshots of the chosen nodes to host memory, room permitting.
 
+    Only `loose` nodes give a place up; a newcomer that is not, as a mirror's, outlives nothing.
+
     Returns:
       (state, room): nodes in `room.stored` have a host copy now, besides those that had one.
     """
     index, host = state.index, state.host
+
+    def oldest(index, mask, *, want):
+        return oldest_snapshots(index, mask & loose, want=want)
+
     backed = index.host_snap_id.at[node_ids].get(mode="fill", fill_value=0) < NO_SNAP
     room = host_room(
         index,
@@ -105,7 +112,7 @@ def store_snapshots(state: CacheState, node_ids, chosen, loose, spec: CacheSpec)
         chosen & ~backed,
         (index.host_snap_id < NO_SNAP) & loose,
         num_true(host.snapshot_node == NO_NODE),
-        choose=oldest_snapshots,
+        choose=oldest,
     )
     state = remove_snapshots(state, jnp.zeros_like(room.evicted), room.evicted)
     new_ids = take_free(state.host.snapshot_node == NO_NODE, room.stored)
