@@ -39,8 +39,8 @@ def check(state: CacheState, *, spec: CacheSpec) -> dict[str, Bool[Array, ""]]:
         "committed_within_length": jnp.all(
             (table.committed >= 0) & (table.committed <= table.lengths)
         ),
-        "written_page_is_exclusive": _written_page_ok(state, spec),
-        "row_nodes_are_pinned": _row_nodes_pinned(state),
+        "reserved_pages_are_exclusive": _reserved_pages_ok(state, spec),
+        "row_nodes_are_pinned": _row_nodes_pinned(state, spec),
         "snapshot_depths": jnp.all(~hung | (snapshots.tokens == owner_depth * spec.page_size)),
         "snapshot_owners": jnp.all(~hung | (_get(index.snap_id, owner_node, NO_SNAP) == snap_ids)),
         "snapshot_waits_for_row": jnp.all(~waiting | (snapshots.owner < spec.max_rows)),
@@ -110,25 +110,27 @@ def _bijection(node_to_id, id_to_node, nothing: int, num_nodes: int) -> Bool[Arr
     return back & in_range & (jnp.sum(held) == jnp.sum(node_to_id != nothing))
 
 
-def _written_page_ok(state: CacheState, spec: CacheSpec) -> Bool[Array, ""]:
-    """A page that the index knows holds only whole, committed pages of rows: it is not written."""
+def _reserved_pages_ok(state: CacheState, spec: CacheSpec) -> Bool[Array, ""]:
+    """Pages past a row's last token are that row's alone, and hot: it will write there."""
     table = state.table
-    names = jnp.zeros(spec.num_pages, bool).at[entry_to_page(state.index.entry)].set(
-        True, mode="drop"
-    )  # fmt: skip
-    open_from = table.lengths // spec.page_size
-    is_open = jnp.arange(spec.max_pages) >= open_from[:, None]
-    known = _get(names, entry_to_page(table.entries), False)
-    return ~jnp.any(is_open & known)
+    empty = jnp.arange(spec.max_pages) * spec.page_size >= table.lengths[:, None]
+    refs = _get(state.pages.refs, entry_to_page(table.entries), 0)
+    return jnp.all(~empty | (table.entries == HOLE) | (refs == 1))
 
 
-def _row_nodes_pinned(state: CacheState) -> Bool[Array, ""]:
-    """A node whose copy a row reads is pinned, so that it is never taken for idle."""
+def _row_nodes_pinned(state: CacheState, spec: CacheSpec) -> Bool[Array, ""]:
+    """A node whose copy is a whole page of a row is pinned, so that it is never taken for idle.
+
+    A page that a row reads only part of is one it has truncated or was forked into; it is not
+    written, since it is shared, and it is not idle either, since the row counts as a reference.
+    """
     index, table = state.index, state.table
+    whole = jnp.arange(spec.max_pages) < (table.lengths // spec.page_size)[:, None]
+    entries = jnp.where(whole, table.entries, HOLE)
     hot = jnp.zeros(state.pages.refs.shape, bool)
-    hot = hot.at[entry_to_page(table.entries)].set(True, mode="drop")
+    hot = hot.at[entry_to_page(entries)].set(True, mode="drop")
     cold = jnp.zeros(state.cold.refs.shape, bool)
-    cold = cold.at[entry_to_slot(table.entries)].set(True, mode="drop")
+    cold = cold.at[entry_to_slot(entries)].set(True, mode="drop")
     read = _get(hot, entry_to_page(index.entry), False)
     if cold.size:
         read |= _get(cold, entry_to_slot(index.entry), False)

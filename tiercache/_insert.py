@@ -8,6 +8,8 @@ from jaxtyping import Array, Int32, UInt32
 from tiercache import prefix
 from tiercache._transfer import NOTHING, num_true
 from tiercache.ids import HOLE, NO_HOST, NO_NODE, NO_SNAP, entry_to_page, entry_to_slot
+from tiercache.prefix._touch import stamp
+from tiercache.prefix.arrays import add, gather
 from tiercache.prefix.lookup import find_chain
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec
@@ -48,7 +50,7 @@ def insert(
     suffice, it is cut to the longest affordable part that ends at a snapshot. Known nodes take the
     row's page where they have no device copy, or only a lossy one, and their host copies give way
     to it. A waiting snapshot whose node has one already is freed. The row's lease is moved to the
-    path, so that what the row uses stays pinned.
+    path, so that what the row uses stays pinned; so are the leases of rows that share its pages.
 
     Args:
       state: the cache.
@@ -70,21 +72,16 @@ def insert(
     )
     keep = jnp.where(refusal == Reason.OK, keep, 0)
     index, grown = prefix.extend(state.index, tokens, keep, namespace)
+    # An extension by nothing ticks, too; a refusal changes nothing.
+    index = index._replace(clock=jnp.where(keep > 0, index.clock, state.index.clock))
     refusal = jnp.where(refusal == Reason.OK, grown.reason, refusal)
     node_ids = jnp.where(refusal == Reason.OK, grown.node_ids, NO_NODE)
     keep = jnp.where(refusal == Reason.OK, keep, 0)
     state = _attach_pages(state._replace(index=index), node_ids, row.entries)
     state, num_snapshots = _attach_snapshots(state, row_id, node_ids, spec)
-    longer = (keep >= row.lease_pages) & (keep > 0)
-    index, _ = prefix.repin(state.index, jnp.where(longer, row_id, NOTHING), node_ids, keep)
-    table = state.table
-    committed = table.committed.at[row_id].max(keep * spec.page_size, mode="drop")
+    state = _hold(state, row_id, node_ids, keep, spec)
     reason = jnp.where(refusal == Reason.OK, first_reason((oversize, Reason.OVERSIZE)), refusal)
-    state = state._replace(
-        index=index,
-        table=table._replace(committed=committed),
-        counters=count(state.counters, reason),
-    )
+    state = state._replace(counters=count(state.counters, reason))
     info = InsertInfo(keep, num_true(grown.is_new), num_snapshots, row.num_pages - keep, reason)
     return state, info
 
@@ -93,20 +90,14 @@ class _Row(NamedTuple):
     entries: Int32[Array, "page"]
     num_pages: Int32[Array, ""]  # whole pages before the first hole
     path: Int32[Array, "path"]  # of its lease, the root first
-    lease_pages: Int32[Array, ""]
 
 
 def _row(state: CacheState, row_id, spec: CacheSpec) -> _Row:
-    entries = state.table.entries.at[row_id].get(mode="fill", fill_value=HOLE)
-    length = state.table.lengths.at[row_id].get(mode="fill", fill_value=0)
+    entries = gather(state.table.entries, row_id, HOLE)
+    length = gather(state.table.lengths, row_id, 0)
     whole = (jnp.arange(spec.max_pages) < length // spec.page_size) & (entries != HOLE)
-    path = state.index.leases.at[row_id].get(mode="fill", fill_value=NO_NODE)
-    return _Row(
-        entries,
-        jnp.sum(jnp.cumprod(whole), dtype=jnp.int32),
-        path,
-        jnp.maximum(num_true(path != NO_NODE) - 1, 0),
-    )
+    path = gather(state.index.leases, row_id, NO_NODE)
+    return _Row(entries, jnp.sum(jnp.cumprod(whole), dtype=jnp.int32), path)
 
 
 def _affordable(state, row: _Row, chain, tokens, namespace, spec: CacheSpec):
@@ -155,6 +146,7 @@ def _attach_pages(state: CacheState, node_ids, entries) -> CacheState:
             page_node=state.host.page_node.at[stale].set(NO_NODE, mode="drop")
         ),
         index=index,
+        counters=count(state.counters, host_pages_dropped=num_true(stale < NO_HOST)),
     )
 
 
@@ -181,5 +173,33 @@ def _attach_snapshots(state: CacheState, row_id, node_ids, spec: CacheSpec):
             snapshot_node=state.host.snapshot_node.at[stale].set(NO_NODE, mode="drop")
         ),
         index=index,
+        counters=count(state.counters, host_snapshots_dropped=num_true(stale < NO_SNAP)),
     )
     return state, num_true(hung)
+
+
+def _hold(state: CacheState, row_id, node_ids, keep, spec: CacheSpec) -> CacheState:
+    """Moves leases down the path and commits it, for the row and for each one that shares pages.
+
+    A fork of the row reads pages that are known now. Its lease goes as deep as the two share, lest
+    the nodes be taken for idle once the row is gone.
+    """
+    table, index = state.table, state.index
+    published = gather(table.entries, row_id, HOLE)
+    published = jnp.where(jnp.arange(spec.max_pages) < keep, published, HOLE)
+    whole = jnp.arange(spec.max_pages) < (table.lengths // spec.page_size)[:, None]
+    shared = whole & (table.entries == published) & (published != HOLE)
+    depth = jnp.sum(jnp.cumprod(shared, axis=1), axis=1, dtype=jnp.int32)
+    leases = index.leases[: spec.max_rows]
+    moves = (depth > 0) & (depth >= jnp.sum(leases != NO_NODE, axis=1) - 1)
+    path = jnp.concatenate([gather(index.parent, node_ids[:1], NO_NODE), node_ids])
+    down_to = jnp.arange(path.shape[0]) <= depth[:, None]
+    held = jnp.where(moves[:, None], jnp.where(down_to, path, NO_NODE), leases)
+    index = index._replace(
+        leases=index.leases.at[: spec.max_rows].set(held),
+        pins=add(add(index.pins, leases, -1), held, 1),
+    )
+    touched = gather(moves, row_id, False)
+    index = stamp(index, jnp.where(touched, path, NO_NODE), touched.astype(jnp.int32))
+    committed = jnp.maximum(table.committed, depth * spec.page_size)
+    return state._replace(index=index, table=table._replace(committed=committed))
