@@ -10,6 +10,7 @@ from tiercache import (
     _evict,
     _evict_snapshots,
     _insert,
+    _make_room,
     _match,
     _mirror,
     _rehydrate,
@@ -38,12 +39,15 @@ _VERBS = {
     "mirror": _mirror.mirror,
     "evict": _evict.evict,
     "evict_snapshots": _evict_snapshots.evict_snapshots,
+    "make_room": _make_room.make_room,
     "requantize": _requantize.requantize,
     "retire": _retire.retire,
     "fork": _rows.fork,
     "truncate": _rows.truncate,
     "release": _rows.release,
     "check": _check.check,
+    "is_writable": _append.is_writable,
+    "num_unreachable_pages": _check.num_unreachable_pages,
 }
 
 
@@ -55,6 +59,9 @@ class Cache:
     """
 
     spec: CacheSpec
+
+    pin = staticmethod(_match.pin)  # these two need no spec
+    unpin = staticmethod(_match.unpin)
 
     def __getattr__(self, name: str):
         if name not in _VERBS:
