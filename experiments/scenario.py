@@ -113,12 +113,11 @@ def compare(
             arms.serve_others(lab, play, script, tick)
             more[name] = checks.before_measured(lab, name, play)
             measured[name] = arms.measure(lab, name, play, tick)
-            plays[name] = play
+            if name != "off":  # its pools would be memory for nothing
+                plays[name] = play
             if resident is not None:
                 same = _same_bits(measured[name].report.first_logits, resident)
                 more[name]["logits_bit_equal_to_never_moved"] = same
-            if name != "on":
-                play.engine.cache = None if name == "off" else play.engine.cache
         play = arms.control(lab, plays["on"])
         measured["cold"] = arms.measure(lab, "cold", play, ticker("cold"))
         if lossy:
