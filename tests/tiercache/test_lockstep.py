@@ -151,14 +151,11 @@ class Driver:
 
     def insert(self, a, b, c, symbols):
         row_id = self.busy(a)
-        tokens, namespace = prompt(symbols), NAMESPACES[0]
-        if 0 <= row_id < self.spec.max_rows and b % 9:
-            tokens, namespace = self.tokens[row_id], self.namespaces[row_id]
-        row = self.both.reference.rows[row_id] if 0 <= row_id < self.spec.max_rows else None
-        if tokens is not (self.tokens[row_id] if row else None) and row and row.committed:
-            return  # other tokens for pages that are known already: a lie that nothing can detect
-        if row:
-            self.tokens[row_id], self.namespaces[row_id] = tokens, namespace
+        tokens, namespace, row = prompt(symbols), NAMESPACES[0], None
+        if 0 <= row_id < self.spec.max_rows:
+            row = self.both.reference.rows[row_id]
+            if b % 5:
+                tokens, namespace = self.tokens[row_id], self.namespaces[row_id]
         if c % 3 and self.spec.needs_snapshot and row and row.length >= PAGE:
             self.both.save_snapshot([row_id, tc.NO_ROW], [row.length // PAGE * PAGE, 0])
         self.both.insert(row_id, tokens, namespace)
@@ -167,7 +164,8 @@ class Driver:
         """A plan under a lease of its own, or under that of a row."""
         plan = self.both.match(prompt(symbols), b % self.spec.max_tokens, NAMESPACES[c % 7 == 0])
         self.old_plans.append(plan)
-        self.both.pin(plan, [3, 4, 3, 4, a % 3, -1, 5][a % 7])
+        if c % 3:
+            self.both.pin(plan, [3, 4, 3, 4, a % 3, -1, 5][a % 7])
 
     def unpin(self, a, b, c, symbols):
         self.both.unpin([3, 4, 3, 4, b % 3, -1, 5][a % 7])
@@ -233,7 +231,7 @@ class Driver:
 def test_lockstep(spec):
     seen = set()
 
-    @settings(max_examples=30, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+    @settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
     @given(seed=st.integers(0, 2**32 - 1))
     def run(seed):
         seen.update(Driver(spec).run(trace_of(seed)))
