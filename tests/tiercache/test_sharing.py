@@ -42,9 +42,7 @@ def attention_by_hand(both, row_id, q):
     pages = [reference.pages[e] if e >= 0 else reference.slots[-2 - e] for e in held]
     values = [page.values(reference.codecs) for page in pages]
     for layer in range(2):
-        k, v = (
-            np.concatenate([x[layer, kv] for x in values], 1)[:, : row.length] for kv in (K, V)
-        )
+        k, v = (np.concatenate([x[layer, kv] for x in values], 1)[:, : row.length] for kv in (K, V))
         k, v = np.repeat(k, 2, 0).astype(np.float64), np.repeat(v, 2, 0).astype(np.float64)
         scores = np.einsum("hd,htd->ht", q.astype(np.float64), k) / 8
         weights = np.exp(scores - scores.max(-1, keepdims=True))
