@@ -24,7 +24,7 @@ ROW_NAMES = {"cold": "cold run"}
 ARM_TITLES = {
     "off": "tier off: what leaves the device is gone",
     "on": "tier on: what leaves the device goes to host memory",
-    "lossy": "lossy: pages leave for 4-bit cold slots, snapshots for host memory",
+    "lossy": "lossy: before the conversation goes on, all idle pages go to 4-bit cold slots",
 }
 
 
@@ -91,10 +91,14 @@ def _bands(axes, one: dict[str, Any], what: str, top: float):
 
 
 def _mark_pool(axes, one: dict[str, Any]):
-    capacity = one["spec"]["num_pages"]
-    axes.axhline(capacity, color="black", linewidth=1, linestyle=":")
+    capacity, (_, top) = one["spec"]["num_pages"], axes.get_ylim()
+    text, height = f"device pool: {capacity:,} pages", min(capacity, top)
+    if capacity < top:
+        axes.axhline(capacity, color="black", linewidth=1, linestyle=":")
+    else:
+        text, height = f"{text} (above)", 0.94 * top
     axes.annotate(
-        f"device pool: {capacity:,} pages", (0.004, capacity), (0, 3), fontsize=8,
+        text, (0.004, height), (0, 3), fontsize=8,
         xycoords=("axes fraction", "data"), textcoords="offset points",
     )  # fmt: skip
 

@@ -94,8 +94,16 @@ def _origin(module: str) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", module, *_without_folder(sys.argv[1:])]),
     }
+
+
+def _without_folder(arguments: list[str]) -> list[str]:
+    """The arguments that a result depends on: not where it was written."""
+    if "--out" not in arguments:
+        return arguments
+    place = arguments.index("--out")
+    return arguments[:place] + arguments[place + 2 :]
 
 
 def write_lines(path: Path, objects: list[dict[str, Any]]):

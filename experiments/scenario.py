@@ -111,6 +111,8 @@ def compare(
             resident = _stays_resident(lab, play) if name == "on" else None
             checks.after_first(lab, name, play)
             arms.serve_others(lab, play, script, tick)
+            if name == "lossy":
+                arms.pack_idle(play)
             more[name] = checks.before_measured(lab, name, play)
             measured[name] = arms.measure(lab, name, play, tick)
             if name != "off":  # its pools would be memory for nothing
