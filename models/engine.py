@@ -281,6 +281,7 @@ class Engine:
 
     def _drop(self, row_id: int):
         self.cache, _ = self._jit.release(self.cache, jnp.int32(row_id))
+        self.rows = self.rows._replace(active=self.rows.active.at[row_id].set(False))
         self._requests.pop(row_id, None)
 
     def _accept(self, reason):
