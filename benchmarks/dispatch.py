@@ -100,8 +100,8 @@ def main() -> None:
     }
     for chain in chains.values():  # compile
         chain.host_us()
-    # In turn, so that a busy moment of the machine falls on all alike; in runs, so that a call finds
-    # its own code and buffers in the caches.
+    # In turn, so that a busy moment of the machine falls on all alike; in runs, so that a call
+    # finds its own code and buffers in the caches.
     host, whole = ({name: [] for name in chains} for _ in range(2))
     for _ in range(args.repeats // RUN):
         for name, chain in chains.items():
