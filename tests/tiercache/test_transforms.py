@@ -287,3 +287,15 @@ def test_banks_in_device_memory_hold_what_pinned_ones_hold():
         builders.same(state, got)
         builders.same(info[:5], got_info[:5])
         compare("attend", info[5], got_info[5])
+
+
+def test_ten_donated_steps_compile_once():
+    step = jax.jit(functools.partial(builders.write, spec=SPEC), donate_argnums=0)
+    state, rng = tc.init_state(SPEC), np.random.default_rng(0)
+    shape = (SPEC.num_layers, 3, 8, SPEC.num_kv_heads, SPEC.head_dim)
+    for turn in range(10):
+        k, v = builders.normal(rng, *shape), builders.normal(rng, *shape)
+        counts = ids(turn % 3, 8 - turn % 4, 0)
+        state, _ = step(state, ids(2, 0, tc.NO_ROW), counts, k, v)
+    assert step._cache_size() == 1
+    assert state.table.lengths.tolist() == [67, 0, 9]
