@@ -87,7 +87,7 @@ class Chain:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--repeats", type=int, default=400)
     parser.add_argument("--steps", type=int, default=256, help="tokens in one call of the loop")
     _report.add_out(parser)

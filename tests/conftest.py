@@ -1,4 +1,4 @@
-"""Suite-wide settings: CPU, deterministic Hypothesis, no per-example deadline (compiles are slow)."""
+"""Suite-wide settings: CPU, deterministic Hypothesis, and no deadlines, since compiles are slow."""
 
 import os
 

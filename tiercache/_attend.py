@@ -27,9 +27,9 @@ def attend(
     One call for decode (one token a row) and for prefill over a cached prefix. Holes have weight
     zero. Softmax and sums are in float32.
 
-    Where a verb of the same program writes what this reads (`retire` after the last layer, say), let
-    it wait: `state, out = lax.optimization_barrier((state, out))`. Else XLA keeps both versions of
-    the bank, which costs a copy of it.
+    Where a verb of the same program writes what this reads (`retire` after the last layer, say),
+    let it wait: `state, out = lax.optimization_barrier((state, out))`. Else XLA keeps both versions
+    of the bank, which costs a copy of it.
 
     Args:
       state: the cache, after `append` of this layer.

@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Infos here hold Python and NumPy numbers in place of arrays.
 """What a reference cache is made of, and the questions that all verbs ask it."""
 
 import dataclasses

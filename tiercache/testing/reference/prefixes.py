@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Infos here hold Python and NumPy numbers in place of arrays.
 """Verbs that know prefixes: match, pin, unpin, rehydrate, insert, save and load of snapshots."""
 
 from typing import Literal

@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Infos here hold Python and NumPy numbers in place of arrays.
 """Verbs that change rows: reserve, append, advance, fork, truncate, release."""
 
 import numpy as np

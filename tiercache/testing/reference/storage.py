@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Infos here hold Python and NumPy numbers in place of arrays.
 """Pages as bytes: what each token stores in each plane, and how a page becomes a record."""
 
 import dataclasses

@@ -1,3 +1,5 @@
+# pyright: reportArgumentType=false
+# Infos here hold Python and NumPy numbers in place of arrays.
 """Verbs that move copies between tiers: evict, mirror, requantize, retire, make_room."""
 
 from collections.abc import Callable
