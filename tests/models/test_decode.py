@@ -100,7 +100,8 @@ def test_the_loop_ends_when_no_row_is_active_or_at_its_steps():
 
 def test_rows_that_do_not_run_keep_their_state_to_the_bit():
     served, _ = prefilled(2, 40)
-    rows = served.rows._replace(active=jnp.array([True, False, True]))
+    active = jax.device_put(jnp.array([True, False, True]), served.rows.active.sharding)
+    rows = served.rows._replace(active=active)
     live = [np.asarray(x)[:, 1] for x in served.cache.live]
     length = int(served.cache.table.lengths[1])
     cache, rows, _ = served._jit.decode(served.params, served.cache, rows, int32(5))
@@ -114,13 +115,10 @@ def test_a_chunk_that_gets_no_page_does_nothing_but_say_so():
     served = engine()
     for row, length in enumerate((180, 140)):
         served.admit(request(length, seed=row, max_new=1))
-    before = served.cache
-    copy = jax.tree.map(lambda x: x + 0 if x.sharding.memory_kind == "device" else x, before)
-    after, info = jax.jit(
-        functools.partial(loops.prefill_chunk, apply=serving.model()[1], spec=SPEC)
-    )(
-        served.params, copy, int32(2), jnp.zeros(64, jnp.int32), int32(40),
-        jnp.full(2, -1, jnp.int32),
+    before = jax.device_get(served.cache)
+    after, info = served._jit.prefill(
+        served.params, served.cache, int32(2), np.zeros(64, np.int32), int32(40),
+        np.full(2, -1, np.int32),
     )  # fmt: skip
     assert int(info.reason) == tc.Reason.PAGES_FULL
     builders.same(before, after, but=("counters",))

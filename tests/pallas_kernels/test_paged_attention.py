@@ -73,16 +73,23 @@ def case(name: str, host: bool) -> Case:
         codec, cold_codec = get_codec(geometry.hot[kv]), get_codec(geometry.cold[kv])
         content = rng.normal(size=(ROWS, TABLE, HEADS, PAGE, geometry.dim)).astype(np.float32)
         content *= 0.5 + kv + np.arange(HEADS)[:, None, None]  # K is not V, nor one head another
-        new, new_cold = codec.encode(jnp.asarray(content)), cold_codec.encode(jnp.asarray(content))
-        decoded = np.where(
-            (entries < HOLE)[..., None, None, None], cold_codec.decode(new_cold), codec.decode(new)
+        (new, decoded), (new_cold, restored) = (
+            through(content, codec=c) for c in (codec, cold_codec)
         )
+        decoded = np.where((entries < HOLE)[..., None, None, None], restored, decoded)
         dense.append(np.moveaxis(decoded, 2, 1).reshape(ROWS, HEADS, -1, geometry.dim))
         hot.append(HotPlane(_pool(new, entries, 1 + kv), 1 + kv, codec))
         cold.append(_bank(new_cold, entries, cold_codec, 37 if kv else 2000, host))
     shape = (ROWS, int(max(COUNTS)), HEADS * geometry.group, geometry.dim)
     q = jnp.asarray(rng.normal(size=shape), jnp.float32)
     return Case(q, tuple(hot), tuple(cold), jnp.asarray(entries), tuple(dense), held)
+
+
+@functools.partial(jax.jit, static_argnames="codec")
+def through(x, *, codec):
+    """(codes and scales, what they decode to)."""
+    encoded = codec.encode(x)
+    return encoded, codec.decode(encoded)
 
 
 def _written(row: int, place: int) -> int:

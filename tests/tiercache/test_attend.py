@@ -118,7 +118,7 @@ def dense(k, v, held, q, length: int, count: int):
     return out
 
 
-@pytest.mark.parametrize("policy", ["host", "window"])
+@pytest.mark.parametrize("policy", ["host", pytest.param("window", marks=pytest.mark.slow)])
 def test_attend_is_dense_attention_over_what_each_row_holds(policy):
     spec, state = spec_of(policy), prepared(policy)
     assert tc.state.is_host(state.cold.bank) is (policy == "host")
@@ -135,7 +135,7 @@ def test_attend_is_dense_attention_over_what_each_row_holds(policy):
 
 
 def test_a_row_gets_the_same_bits_alone_and_among_others():
-    spec, state = spec_of("window"), prepared("window")
+    spec, state = spec_of("host"), prepared("host")
     q, k, v = inputs(spec, 3, WIDTH, 7)
     together, out = step(state, ids(0, 1, 2), ids(*COUNTS), q, k, v, spec=spec)
     for row in (0, 1):
@@ -150,7 +150,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_others():
 
 
 def test_append_writes_each_token_to_its_place_in_the_layers_format():
-    spec, state = spec_of("window"), prepared("window")
+    spec, state = spec_of("host"), prepared("host")
     q, k, v = inputs(spec, 3, WIDTH, 8)
     after, _ = step(state, ids(0, 1, 2), ids(*COUNTS), q, k, v, spec=spec)
     for row, count in enumerate(COUNTS):
@@ -172,7 +172,7 @@ def rounded(x, *, codec):
 
 def test_chunks_attend_to_the_same_as_one_prefill():
     """A prompt in one call, and in three over what the earlier ones left."""
-    spec = spec_of("window")
+    spec = spec_of("host")
     q, k, v = inputs(spec, 3, WIDTH, 9)
     empty = tc.init_state(spec)
     _, whole = step(empty, ids(0, 1, 2), ids(0, WIDTH, 0), q, k, v, spec=spec)

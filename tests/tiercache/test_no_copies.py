@@ -107,7 +107,7 @@ def test_a_cache_of_two_formats_without_snapshots_copies_no_pool():
     builders.copies_nothing(builders.compile_step(step, state, *rest), state, PLAIN)
 
 
-@pytest.mark.parametrize("name", ["reserve", "evict_host", "requantize", "save_snapshot"])
+@pytest.mark.parametrize("name", ["reserve", "requantize", "save_snapshot"])
 def test_without_donation_the_same_steps_copy(name):
     """The control: what the test above looks for can be seen."""
     spec = SPECS["host"]
