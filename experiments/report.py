@@ -77,7 +77,6 @@ def _spec_numbers(spec: tc.CacheSpec) -> dict[str, Any]:
     names = (
         "num_pages", "page_size", "max_pages", "num_snapshots", "num_host_pages",
         "num_host_snapshots", "num_cold_slots", "num_layers", "num_kv_heads", "head_dim", "policy",
-        "write",
     )  # fmt: skip
     return {
         **{name: getattr(spec, name) for name in names},

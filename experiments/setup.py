@@ -161,7 +161,6 @@ def make_lab(
         num_snapshots=sizes.num_snapshots,
         num_host_snapshots=sizes.num_host_snapshots,
     )
-    written = dataclasses.replace(exact, write=write)
     lossy = dataclasses.replace(
         exact,
         num_host_pages=0,
@@ -174,7 +173,7 @@ def make_lab(
     arms = (
         Arm("cold", exact, drop),
         Arm("off", exact, drop),
-        Arm("on", written, tiers),
+        Arm("on", exact, dataclasses.replace(tiers, write=write)),
         Arm("lossy", lossy, dataclasses.replace(tiers, pages_to="cold")),
     )
     return Lab(model, apply, params, {arm.name: arm for arm in arms}, sizes)

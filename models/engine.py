@@ -34,6 +34,7 @@ class Config:
       snapshots_per_chunk: snapshots that one prefill call can save.
       pages_to: where pages go when room is needed.
       snapshots_to: where snapshots go.
+      write: "back" leaves copies to eviction; "through" mirrors what is inserted at once.
       cold: what a request does with pages that only a cold slot holds, as in `rehydrate`.
       decode_steps: tokens per decode call.
     """
@@ -43,6 +44,7 @@ class Config:
     snapshots_per_chunk: int = 2
     pages_to: Literal["host", "cold", "drop"] = "host"
     snapshots_to: Literal["host", "drop"] = "host"
+    write: Literal["back", "through"] = "back"
     cold: Literal["hot", "share"] = "share"
     decode_steps: int = 256
 
@@ -110,6 +112,10 @@ class Engine:
         if config.chunk % CHUNK or config.chunk % spec.page_size:
             raise ValueError(
                 f"chunk={config.chunk} is not a multiple of {CHUNK} and page_size={spec.page_size}."
+            )
+        if config.write == "through" and not spec.num_host_pages:
+            raise ValueError(
+                "write='through' with num_host_pages=0: there is nowhere to mirror to."
             )
         config.placement.check(spec.page_size)
         self.spec, self.config, self.params = spec, config, params
@@ -272,7 +278,7 @@ class Engine:
         row = jnp.int32(row_id)
         tokens = self.rows.tokens[row_id, :-1]
         self.cache, _ = self._jit.insert(self.cache, row, tokens, request.namespace.lanes())
-        if self.spec.write == "through" and self._jit.mirror is not None:
+        if self.config.write == "through":
             self.cache, _ = self._jit.mirror(self.cache, row)
 
     def _make_room(self, pages: int, snapshots: int) -> tc.RoomInfo:
@@ -298,11 +304,7 @@ class _Jitted:
         self.rehydrate = shared_jit(tc.rehydrate, 0, cold=config.cold, spec=spec)
         self.load_snapshot = shared_jit(tc.load_snapshot, 0, spec=spec)
         self.insert = shared_jit(tc.insert, 0, spec=spec)
-        self.mirror = (
-            shared_jit(tc.mirror, 0, most=spec.max_pages, spec=spec)
-            if spec.num_host_pages
-            else None
-        )
+        self.mirror = shared_jit(tc.mirror, 0, most=spec.max_pages, spec=spec)
         self.release = shared_jit(tc.release, 0, spec=spec)
         self.make_room = shared_jit(
             tc.make_room, 0, to=config.pages_to, snapshots_to=config.snapshots_to, spec=spec

@@ -66,7 +66,6 @@ class CacheSpec:
       page_size: tokens per page, a power of two of at least 16.
       policy: "none", "window" or "host": where cold slots live.
       keep_tokens: the newest tokens of a row that `retire` leaves hot.
-      write: "none", "back" (copy to host on eviction) or "through" (`mirror` at insertion).
       host_memory: "pinned_host", or "device" to keep all banks in device memory.
     """
 
@@ -90,7 +89,6 @@ class CacheSpec:
     num_leases: int = AUTO
     policy: Literal["none", "window", "host"] = "none"
     keep_tokens: int | None = None
-    write: Literal["none", "back", "through"] = "back"
     host_memory: Literal["pinned_host", "device"] = "pinned_host"
 
     def __post_init__(self):
@@ -231,8 +229,6 @@ def _check_ranges(spec: CacheSpec):
 def _check_consistency(spec: CacheSpec):
     if spec.policy not in ("none", "window", "host"):
         raise ValueError(f"policy={spec.policy!r} is not 'none', 'window' or 'host'.")
-    if spec.write not in ("none", "back", "through"):
-        raise ValueError(f"write={spec.write!r} is not 'none', 'back' or 'through'.")
     if (spec.policy == "none") != (spec.num_cold_slots == 0):
         raise ValueError(
             f"policy={spec.policy!r} with num_cold_slots={spec.num_cold_slots}: "
@@ -246,8 +242,6 @@ def _check_consistency(spec: CacheSpec):
                 f"keep_tokens={spec.keep_tokens} is below page_size={spec.page_size}: "
                 "the page being written must stay hot."
             )
-    if spec.write == "through" and not spec.num_host_pages:
-        raise ValueError("write='through' with num_host_pages=0: there is nothing to mirror to.")
     if (spec.num_snapshots or spec.num_host_snapshots) and not spec.snapshot_leaves:
         raise ValueError(
             f"num_snapshots={spec.num_snapshots}, num_host_snapshots={spec.num_host_snapshots}, "

@@ -202,13 +202,18 @@ def test_a_config_that_does_not_fit_the_spec_is_refused(config, text):
         Engine(apply, params, serving.SPEC, config)
 
 
+def test_writing_through_to_nowhere_is_refused():
+    _, apply, params = serving.model()
+    spec = serving.spec_of(num_host_pages=0)
+    with pytest.raises(ValueError, match="write='through' with num_host_pages=0"):
+        Engine(apply, params, spec, Config(chunk=64, write="through"))
+
+
 @pytest.mark.slow
 def test_written_through_and_retired_while_it_decodes():
     """Cold slots, write-through and retirement in the loop: one engine with everything on."""
-    spec = serving.spec_of(
-        policy="window", num_cold_slots=20, keep_tokens=32, write="through", num_pages=13
-    )
-    served = engine(spec, serving.CONFIG)
+    spec = serving.spec_of(policy="window", num_cold_slots=20, keep_tokens=32, num_pages=13)
+    served = engine(spec, dataclasses.replace(serving.CONFIG, write="through"))
     wanted = request(64, seed=11, max_new=100)
     row = served.admit(wanted)
     counts = tc.counter_values(served.cache)
@@ -237,7 +242,7 @@ def test_written_through_and_retired_while_it_decodes():
 
 @pytest.mark.slow
 def test_without_host_memory_what_leaves_is_computed_again():
-    spec = serving.spec_of(num_host_pages=0, num_host_snapshots=0, write="none")
+    spec = serving.spec_of(num_host_pages=0, num_host_snapshots=0)
     config = Config(chunk=64, decode_steps=32, pages_to="drop", snapshots_to="drop")
     served = engine(spec, config)
     wanted = request(97, seed=13)

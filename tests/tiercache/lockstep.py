@@ -29,7 +29,7 @@ WINDOW = tc.CacheSpec(
     num_layers=2, num_kv_heads=2, head_dim=64, page_size=PAGE,
     num_pages=10, max_rows=3, max_pages=6, num_cold_slots=5, num_host_pages=5,
     num_snapshots=3, num_host_snapshots=3, num_nodes=16, num_leases=5,
-    policy="window", keep_tokens=16, write="through", snapshot_leaves=LEAVES,
+    policy="window", keep_tokens=16, snapshot_leaves=LEAVES,
     hot_formats="all:bf16; 1.v:int8_g64", cold_formats="all:nvfp4_g16; 1.v:e2m1_g64",
 )  # fmt: skip
 PLAIN = tc.CacheSpec(

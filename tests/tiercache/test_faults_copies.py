@@ -17,3 +17,27 @@ def test_a_mirror_gives_way_to_a_page_that_was_computed_again():
     assert both.evict_host(2).stored == 2
     assert both.admit(0, prompt([1, 2]), 40, SPACE) == 2 * PAGE
     assert before == [page_bytes(both, node.entry) for node in path(both, [1, 2])]
+
+
+def test_sessions_that_come_back_from_host_memory_alone_get_their_own_bytes():
+    both = Lockstep(WINDOW)
+    pages = {}
+    for symbol in range(5):
+        both.prefill(0, PAGE)
+        both.publish(0, prompt([symbol]), SPACE, [1])
+        both.release(0)
+        pages[symbol] = page_bytes(both, path(both, [symbol])[0].entry)
+        both.evict_snapshots_host(3)
+    assert len(set(map(tuple, pages.values()))) == 5
+    both.evict_host(4)
+    both.evict_host(4)
+    assert not both.reference.pages
+    found = []
+    for symbol in (3, 0, 4, 2, 1):
+        plan = both.match(prompt([symbol]), 20, SPACE)
+        if plan.num_pages:
+            found.append(symbol)
+            both.admit(1, prompt([symbol]), 20, SPACE)
+            assert page_bytes(both, both.reference.rows[1].entries[0]) == pages[symbol]
+            both.release(1)
+    assert found == [3, 4, 2]  # the host keeps five pages and the youngest three states

@@ -50,3 +50,14 @@ def test_what_hangs_below_a_lost_page_goes_with_it():
     assert (plan.num_pages, plan.kv_pages) == (0, 1)
     free = free_storage(both.state)
     assert free.pages.all() and free.snapshots.all()
+
+
+def test_a_path_that_leaves_page_by_page_moves_each_page_once():
+    both = Lockstep(WINDOW)
+    known(both, [1, 2, 3, 4], [4])
+    for moved in range(1, 5):
+        assert both.evict_host(1).stored == 1
+        assert both.reference.counters["pages_to_host"] == moved
+    assert both.admit(0, prompt([1, 2, 3, 4]), 80, SPACE) == 4 * PAGE
+    both.release(0)
+    assert (both.evict_host(4).freed, both.reference.counters["pages_to_host"]) == (4, 4)

@@ -5,7 +5,8 @@ import numpy as np
 
 import tiercache as tc
 from tests.tiercache.builders import ids
-from tests.tiercache.lockstep import NAMESPACES, PAGE, WINDOW, Lockstep, prompt
+from tests.tiercache.lockstep import NAMESPACES, PAGE, PLAIN, WINDOW, Lockstep, prompt
+from tests.tiercache.test_rules import known
 from tiercache.policies import SnapshotPlacement, decode_boundaries
 
 SPACE = NAMESPACES[0]
@@ -36,3 +37,24 @@ def test_decoding_leaves_the_snapshot_at_the_prompts_end():
     )
     assert due.tolist() == [True] * 3
     assert replaces.tolist() == [0, 48, 0]
+
+
+def num_unreachable(both) -> int:
+    return int(tc.num_unreachable_pages(both.state, spec=WINDOW))
+
+
+def test_pages_that_no_snapshot_reaches_are_counted():
+    both = Lockstep(WINDOW)
+    known(both, [1, 2, 3], [1, 3])
+    assert num_unreachable(both) == 0
+    both.pin(both.match(prompt([1, 2, 3]), PAGE + 1, SPACE), 3)  # what a lease ends at stays
+    assert both.evict_snapshots_drop(1).freed == 1
+    assert num_unreachable(both) == 2
+    both.unpin(3)
+    assert both.evict_snapshots_host(1).stored == 1
+    assert num_unreachable(both) == 2
+    assert both.evict_host(1).stored == 1  # a page on the host is as dead
+    assert num_unreachable(both) == 2
+    known(both, [1, 2], [2])
+    assert num_unreachable(both) == 1
+    assert int(tc.num_unreachable_pages(tc.init_state(PLAIN), spec=PLAIN)) == 0

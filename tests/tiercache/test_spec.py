@@ -45,7 +45,6 @@ MIXED = spec_of(
             ["keep_tokens=16", "policy='none'"],
         ),
         ({"keep_tokens": 15}, ["keep_tokens=15", "page_size=16"]),
-        ({"write": "through", "num_host_pages": 0}, ["write='through'", "num_host_pages=0"]),
         ({"snapshot_leaves": ()}, ["num_snapshots=4", "num_host_snapshots=3", "snapshot_leaves"]),
         ({"snapshot_leaves": (LEAVES[0], LEAVES[0])}, ["snapshot_leaves", "'conv', 'conv'"]),
         ({"hot_formats": (("bf16", "bf16"),)}, ["hot_formats", "1", "num_layers=2"]),
