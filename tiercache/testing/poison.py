@@ -1,13 +1,14 @@
 """Overwrites everything that nobody owns, so that a read of it cannot go unnoticed."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool
 
-from pallas_kernels.banks import is_host
+from pallas_kernels.banks import num_slots, write_record
 from tiercache.ids import HOLE, NO_NODE
 from tiercache.spec import CacheSpec
 from tiercache.state import FREE, CacheState
@@ -44,42 +45,48 @@ def free_storage(state: CacheState) -> FreeStorage:
     )
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "byte"))
 def poison_free(state: CacheState, spec: CacheSpec, *, byte: int = 0xFF) -> CacheState:
-    """Fills all free storage with one byte value, outside `jit`; by default NaNs in every float.
+    """Fills all free storage with one byte value; by default NaNs in every float.
 
-    Trash slots are filled, too. Copies the pools: for tests.
+    Trash slots are filled, too. Jitted, since tests call it after every step, also inside steps.
 
     Args:
       state: the cache; not changed.
       spec: the geometry.
-      byte: in [0, 255].
+      byte: in [0, 255]; static.
     """
     free = free_storage(state)
-    trash = np.ones(1, bool)
     return state._replace(
         pages=state.pages._replace(
             payload=jax.tree.map(lambda x: _fill(x, free.pages, 0, byte), state.pages.payload)
         ),
-        cold=state.cold._replace(
-            bank=_fill(state.cold.bank, np.concatenate([free.slots, trash]), 0, byte)
-        ),
+        cold=state.cold._replace(bank=_fill_bank(state.cold.bank, free.slots, byte)),
         snapshots=state.snapshots._replace(
             leaves=tuple(_fill(x, free.snapshots, 0, byte) for x in state.snapshots.leaves)
         ),
         host=state.host._replace(
-            pages=_fill(state.host.pages, np.concatenate([free.host_pages, trash]), 0, byte),
-            snapshots=_fill(
-                state.host.snapshots, np.concatenate([free.host_snapshots, trash]), 0, byte
-            ),
+            pages=_fill_bank(state.host.pages, free.host_pages, byte),
+            snapshots=_fill_bank(state.host.snapshots, free.host_snapshots, byte),
         ),
         live=tuple(_fill(x, free.rows, 1, byte) for x in state.live),
     )
 
 
-def _fill(leaf: Array, mask, axis: int, byte: int) -> Array:
-    data = np.array(leaf)
-    where = (slice(None),) * axis + (np.asarray(mask),)
-    data[where] = np.full(data.dtype.itemsize, byte, np.uint8).view(data.dtype)[0]
-    put = jax.device_put(data, leaf.sharding)
-    assert is_host(put) == is_host(leaf)
-    return put
+def _fill(leaf: Array, mask: Bool[Array, "n"], axis: int, byte: int) -> Array:
+    """`leaf` with `byte` where the mask along `axis` says so. Bits, not numbers, are chosen from:
+    a NaN that stays must keep its own."""
+    bits = lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+    filler = jnp.asarray(int.from_bytes(bytes([byte]) * leaf.dtype.itemsize), bits.dtype)
+    where = mask.reshape(*[1] * axis, -1, *[1] * (leaf.ndim - axis - 1))
+    return lax.bitcast_convert_type(jnp.where(where, filler, bits), leaf.dtype)
+
+
+def _fill_bank(bank: Array, mask: Bool[Array, "n"], byte: int) -> Array:
+    """`bank` with whole records of `byte` in free slots and in the trash slot, one at a time: a
+    bank in host memory is written no other way."""
+    count = num_slots(bank)
+    record = jnp.full(bank.shape[1], byte, jnp.uint8)
+    slots = jnp.where(mask, jnp.arange(count, dtype=jnp.int32), count)
+    slots = jnp.append(slots, jnp.int32(count))
+    return lax.fori_loop(0, count + 1, lambda i, x: write_record(x, slots[i], record), bank)
