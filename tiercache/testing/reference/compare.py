@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from tiercache.ids import HOLE, NO_HOST, NO_NODE, NO_SNAP
 from tiercache.reasons import Reason
-from tiercache.state import COUNTER_NAMES, FREE, CacheState
+from tiercache.state import CacheState
+from tiercache.testing.reference import columns
 from tiercache.testing.reference.cache import ReferenceCache
-from tiercache.testing.reference.index import Node
 from tiercache.testing.reference.storage import leaves_record
 
 
@@ -19,7 +18,7 @@ def differences(reference: ReferenceCache, state: CacheState) -> list[str]:
     What nobody owns is not looked at: bytes of free pages and slots, tokens that no one wrote.
     """
     state = jax.device_get(state)
-    parts = (_table, _pools, _index, _leases, _counters, _pages, _records, _states)
+    parts = (_numbers, _tokens, _pages, _records, _states)
     return [line for part in parts for line in part(reference, state)]
 
 
@@ -29,11 +28,14 @@ def info_differences(expected, actual) -> list[str]:
     return [
         line
         for name, want, have in zip(expected._fields, expected, actual, strict=True)
-        for line in _same(f"{type(expected).__name__}.{name}", want, have)
+        for line in same_column(f"{type(expected).__name__}.{name}", want, have)
     ]
 
 
-def _same(name: str, want, have) -> Iterator[str]:
+def same_column(name: str, want, have) -> Iterator[str]:
+    """A line if two arrays differ, with the first place."""
+    if name == "counters.status":
+        want, have = _reasons(want), _reasons(have)
     want, have = np.asarray(want), np.asarray(have)
     if want.size == 0 and have.size == 0:
         return
@@ -44,82 +46,21 @@ def _same(name: str, want, have) -> Iterator[str]:
         yield f"{name}: {have.tolist()}, not {want.tolist()} (first at {where})"
 
 
-def _table(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
-    rows = reference.rows
-    yield from _same("table.entries", [row.entries for row in rows], state.table.entries)
-    yield from _same("table.lengths", [row.length for row in rows], state.table.lengths)
-    yield from _same("table.committed", [row.committed for row in rows], state.table.committed)
+def _reasons(status) -> list[str]:
+    return [reason.name for reason in Reason if reason and int(status) >> reason & 1]
 
 
-def _pools(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
-    spec = reference.spec
-    pages = [reference.names(page_id) for page_id in range(spec.num_pages)]
-    slots = [reference.names(-2 - slot_id) for slot_id in range(spec.num_cold_slots)]
-    yield from _same("pages.refs", pages, state.pages.refs)
-    yield from _same("cold.refs", slots, state.cold.refs)
-    owners, depths = [FREE] * spec.num_snapshots, list(state.snapshots.tokens)
-    for snap_id, snapshot in reference.snapshots.items():
-        owner = snapshot.owner
-        owners[snap_id] = -2 - owner.node_id if isinstance(owner, Node) else owner
-        depths[snap_id] = snapshot.tokens
-    yield from _same("snapshots.owner", owners, state.snapshots.owner)
-    yield from _same("snapshots.tokens", depths, state.snapshots.tokens)
-    page_node, snapshot_node = [NO_NODE] * spec.num_host_pages, [NO_NODE] * spec.num_host_snapshots
+def _numbers(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
+    have = columns.of_state(state)
+    for name, want in columns.of_reference(reference).items():
+        yield from same_column(name, want, have[name])
+
+
+def _tokens(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
     for node in reference.index.nodes():
-        if node.host_id is not None:
-            page_node[node.host_id] = node.node_id
-        if node.host_snap_id is not None:
-            snapshot_node[node.host_snap_id] = node.node_id
-    yield from _same("host.page_node", page_node, state.host.page_node)
-    yield from _same("host.snapshot_node", snapshot_node, state.host.snapshot_node)
-
-
-def _index(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
-    index, spec = state.index, reference.spec
-    nodes = {node.node_id: node for node in reference.index.nodes()}
-    free = Node(-1, (), None, -1)
-    every = [nodes.get(node_id, free) for node_id in range(spec.num_nodes)]
-
-    def ids(name: str, nothing: int) -> list[int]:
-        values = [getattr(node, name) for node in every]
-        return [nothing if value is None else value for value in values]
-
-    parents = [NO_NODE if node.parent is None else node.parent.node_id for node in every]
-    columns = {
-        "parent": parents,
-        "depth": [node.depth for node in every],
-        "children": [len(node.children) for node in every],
-        "pins": [reference.index.pins(node) for node in every],
-        "last_use": [node.last_use for node in every],
-        "epoch": reference.index.epochs,
-        "entry": ids("entry", HOLE),
-        "host_id": ids("host_id", NO_HOST),
-        "snap_id": ids("snap_id", NO_SNAP),
-        "host_snap_id": ids("host_snap_id", NO_SNAP),
-        "clock": reference.index.clock,
-    }
-    for name, want in columns.items():
-        yield from _same(f"index.{name}", want, getattr(index, name))
-    for node_id, node in nodes.items():
-        have = index.tokens[node_id][: len(node.tokens)].view(np.uint32)
+        have = state.index.tokens[node.node_id][: len(node.tokens)].view(np.uint32)
         want = np.array(node.tokens, np.int64).astype(np.uint32)
-        yield from _same(f"index.tokens[{node_id}]", want, have)
-
-
-def _leases(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
-    num_leases, width = state.index.leases.shape
-    want = np.full((num_leases, width), NO_NODE)
-    for lease_id, path in reference.index.leases.items():
-        want[lease_id, : len(path)] = [node.node_id for node in path]
-    yield from _same("index.leases", want, state.index.leases)
-
-
-def _counters(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
-    for name, have in zip(COUNTER_NAMES, state.counters.values, strict=True):
-        yield from _same(f"counters.{name}", int(reference.counters[name]), have)
-    status = {reason for reason in Reason if reason and int(state.counters.status) >> reason & 1}
-    if status != reference.status:
-        yield f"counters.status: {sorted(status)}, not {sorted(reference.status)}"
+        yield from same_column(f"index.tokens[{node.node_id}]", want, have)
 
 
 def _pages(reference: ReferenceCache, state: CacheState) -> Iterator[str]:

@@ -49,14 +49,14 @@ class Index:
         self.page_size = spec.page_size
         self.num_nodes = spec.num_nodes
         self.roots: dict[tuple[int, ...], Node] = {}
+        self._by_id: dict[int, Node] = {}
         self.epochs = [0] * spec.num_nodes
         self.leases: dict[int, list[Node]] = {}
         self.clock = 0
 
     def nodes(self) -> list[Node]:
         """All nodes, namespaces included, in order of their ids."""
-        every = [node for root in self.roots.values() for node in root.family()]
-        return sorted(every, key=lambda node: node.node_id)
+        return [node for _, node in sorted(self._by_id.items())]
 
     def pages(self) -> list[Node]:
         """All nodes but the namespaces, in order of their ids."""
@@ -91,19 +91,22 @@ class Index:
 
     def extend(self, tokens, count: int, namespace) -> list[Node]:
         """Makes the first `count` pages known, lowest free node ids first; returns their path."""
-        used = {node.node_id for node in self.nodes()}
-        free = [node_id for node_id in range(self.num_nodes) if node_id not in used]
+        free = [node_id for node_id in range(self.num_nodes) if node_id not in self._by_id]
         lanes = tuple(map(int, namespace))
         if lanes not in self.roots:
-            self.roots[lanes] = Node(free.pop(0), lanes, None, 0)
+            self.roots[lanes] = self._new(Node(free.pop(0), lanes, None, 0))
         here, path = self.roots[lanes], []
         for page in self.split(tokens, count):
             if page not in here.children:
-                here.children[page] = Node(free.pop(0), page, here, here.depth + 1)
+                here.children[page] = self._new(Node(free.pop(0), page, here, here.depth + 1))
             here = here.children[page]
             path.append(here)
         self.touch([self.roots[lanes], *path])
         return path
+
+    def _new(self, node: Node) -> Node:
+        self._by_id[node.node_id] = node
+        return node
 
     def touch(self, path: list[Node]):
         """One tick of the clock; the path was used now."""
@@ -122,7 +125,7 @@ class Index:
             ]
             for node in dead:
                 family = self.roots if node.parent is None else node.parent.children
-                del family[node.tokens]
+                del family[node.tokens], self._by_id[node.node_id]
                 self.epochs[node.node_id] += 1
             dropped += len(dead)
             if not dead:

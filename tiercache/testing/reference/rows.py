@@ -11,7 +11,7 @@ from tiercache.ids import HOLE
 from tiercache.layout import K, V
 from tiercache.reasons import Reason
 from tiercache.testing.reference.base import Base, Row
-from tiercache.testing.reference.storage import Page
+from tiercache.testing.reference.storage import Page, Plane
 
 
 class RowVerbs(Base):
@@ -66,6 +66,7 @@ class RowVerbs(Base):
 
     def append(self, row_ids, counts, layer: int, k, v) -> AppendInfo:
         """Writes k, v [row, token, head, dim] after each row's last token, where it may."""
+        encoded = {kv: self._encoded(layer, kv, x) for kv, x in ((K, k), (V, v))}
         dropped = []
         for n, (row_id, count) in enumerate(zip(row_ids, counts, strict=True)):
             dropped.append(0)
@@ -75,10 +76,15 @@ class RowVerbs(Base):
                     dropped[-1] += 1
                     continue
                 offset = (self.rows[row_id].length + t) % self.spec.page_size
-                for kv, x in ((K, k), (V, v)):
-                    values = np.asarray(x[n, t])
-                    page.write(self.codecs, layer, kv, offset, values, self.spec.page_size)
+                for kv, plane in encoded.items():
+                    token = Plane(*(None if x is None else x[n, :, t] for x in plane))
+                    page.write(layer, kv, offset, token, self.spec.page_size)
         return AppendInfo(dropped)
+
+    def _encoded(self, layer: int, kv: int, x) -> Plane:
+        """x[row, token, head, dim] in the layer's format, [row, head, token, width]."""
+        tokens_last = np.asarray(x).swapaxes(1, 2)
+        return Plane(*self.codecs.encode(self.spec.hot_formats[layer][kv], tokens_last))
 
     def _writable(self, row_id: int, ahead: int) -> Page | None:
         """The page of a coming token, if the row alone holds it."""

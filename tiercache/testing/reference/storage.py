@@ -3,8 +3,10 @@
 """Pages as bytes: what each token stores in each plane, and how a page becomes a record."""
 
 import dataclasses
+import functools
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
 from tiercache.codecs import Encoded, get_codec
@@ -26,14 +28,20 @@ class Codecs(Protocol):
 
 
 class LibraryCodecs:
-    """The library's own codecs, applied to one page alone. Tests may pass an oracle instead."""
+    """The library's own codecs, applied to few pages alone. Tests may pass an oracle instead."""
 
     def encode(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        codes, scales = get_codec(name).encode(np.asarray(x))
+        codes, scales = _jitted(name)[0](x)
         return np.asarray(codes), None if scales is None else np.asarray(scales)
 
     def decode(self, name: str, codes: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-        return np.asarray(get_codec(name).decode(Encoded(codes, scales)))
+        return np.asarray(_jitted(name)[1](Encoded(codes, scales)))
+
+
+@functools.cache
+def _jitted(name: str):
+    codec = get_codec(name)
+    return jax.jit(codec.encode), jax.jit(codec.decode)
 
 
 class Plane(NamedTuple):
@@ -68,15 +76,16 @@ class Page:
         }
         return Page(self.formats, planes, set(self.written))
 
-    def write(self, codecs: Codecs, layer: int, kv: int, offset: int, x: np.ndarray, size: int):
-        """Writes one token's x[head, channel] into a page of `size` tokens."""
-        token = codecs.encode(self.formats[layer][kv], x[:, None, :])
+    def write(self, layer: int, kv: int, offset: int, token: "Plane", size: int):
+        """Writes one token, [head, width] in the page's format, to a page of `size` tokens."""
         if (layer, kv) not in self.planes:
-            blank = [None if t is None else np.repeat(np.zeros_like(t), size, 1) for t in token]
+            blank = [
+                None if t is None else np.zeros((len(t), size, t.shape[-1]), t.dtype) for t in token
+            ]
             self.planes[layer, kv] = Plane(*blank)
         for leaf, new in zip(self.planes[layer, kv], token, strict=True):
             if leaf is not None and new is not None:
-                leaf[:, offset] = new[:, 0]
+                leaf[:, offset] = new
         self.written.add(offset)
 
     def values(self, codecs: Codecs) -> dict[tuple[int, int], np.ndarray]:
