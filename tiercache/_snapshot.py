@@ -103,7 +103,8 @@ def _places(pool: SnapshotPool, row_ids, tokens, same: Bool[Array, "n slot"], va
     """The snapshot that each valid request writes: a waiting one of `same`, or a free one.
 
     Within a call, one row and depth is one snapshot, which the last request writes; and a waiting
-    snapshot has its place taken once, by the first.
+    snapshot has its place taken once, by the first. A request whose twin was refused may still
+    have a place of its own to take.
     """
     earlier = jnp.tri(row_ids.shape[0], k=-1, dtype=bool) & valid
     twin = earlier & (row_ids[:, None] == row_ids) & (tokens[:, None] == tokens)
@@ -112,7 +113,8 @@ def _places(pool: SnapshotPool, row_ids, tokens, same: Bool[Array, "n slot"], va
     repeated, again = valid & jnp.any(twin, axis=1), waits & ~claimed
     snap_ids = take_free(pool.owner == FREE, valid & ~again & ~repeated)
     snap_ids = jnp.where(again, place, snap_ids)
-    return jnp.where(repeated, snap_ids[jnp.argmax(twin, axis=1)], snap_ids)
+    served = twin & (snap_ids != NOTHING)
+    return jnp.where(jnp.any(served, axis=1), snap_ids[jnp.argmax(served, axis=1)], snap_ids)
 
 
 def _copy_in(state: CacheState, row_ids, leaves: Leaves | None, snap_ids, mask, spec: CacheSpec):
