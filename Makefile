@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed-jax-$(or $(JAX_VERSION),newest)
 PIP := $(PY) -m pip install --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test mutants lint types format wheel clean
+.PHONY: help setup demo test soak mutants lint types format wheel clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1	/' | \
@@ -30,6 +30,9 @@ demo: $(STAMP) ## run the cache against a churning workload and show what it sav
 # worksteal: neighbours stay in one process as long as both are busy, so a file's jits compile once.
 test: $(STAMP) ## run every test, the slow ones too
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+soak: $(STAMP) ## run random traces against the reference (ARGS='--seconds 600')
+	$(PY) -m experiments.soak $(ARGS)
 
 mutants: $(STAMP) ## take the guards out one by one: the test named for each must fail
 	$(PY) -m tests.mutants $(ARGS)

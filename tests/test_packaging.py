@@ -15,7 +15,7 @@ import tiercache
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MAKE_TARGETS = {"demo", "test", "lint", "types", "format", "wheel", "clean", "help"}
+MAKE_TARGETS = {"demo", "test", "soak", "lint", "types", "format", "wheel", "clean", "help"}
 
 
 def read(name: str) -> str:
@@ -53,6 +53,8 @@ def test_extras_name_what_they_add():
     assert extras["cuda12"] == ["jax[cuda12]"]
     assert extras["cuda13"] == ["jax[cuda13]"]
     assert extras["triton"] == ["jax-triton"]
+    assert extras["testing"] == ["hypothesis", "chex"]
+    assert "tiercache[testing]" in extras["test"]
 
 
 def fake_python(folder: Path, name: str, script: str) -> None:
