@@ -1,11 +1,23 @@
-"""A pytest plugin: fails the run unless the mutated file is the one that was imported."""
+"""A pytest plugin: fails the run unless the mutated file is the one that was imported.
+
+Hypothesis stops at the first example that fails: nobody reads the smallest.
+"""
 
 import os
 import sys
 from pathlib import Path
 from typing import Final
 
+import hypothesis
+from hypothesis import Phase
+
 NOT_LOADED: Final = 97  # exit status
+
+
+def pytest_sessionstart():
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)
+    hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases)
+    hypothesis.settings.load_profile("mutants")
 
 
 def pytest_sessionfinish(session):

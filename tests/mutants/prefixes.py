@@ -24,8 +24,8 @@ MUTANTS = (
         "tiercache/prefix/arrays.py",
         'set(new, mode="drop", wrap_negative_indices=False)',
         'set(new, mode="drop")',
-        PREFIX + "lockstep.py::test_every_verb_does_what_the_trie_of_dicts_does",
-        "Lease -1 is no lease.",
+        TIERCACHE + "faults_ids.py::test_a_negative_id_is_not_counted_from_the_end",
+        "Callers mask what they can; this is the last guard.",
     ),
     Mutant(
         "the parent is not compared",
@@ -140,7 +140,7 @@ MUTANTS = (
         "tiercache/prefix/_pin.py",
         "moved = gather(index.epoch, plan.node_ids, -1) != plan.epochs",
         "moved = gather(index.epoch, plan.node_ids, -1) < 0",
-        PREFIX + "match.py::test_a_plan_of_a_reused_node_is_stale",
+        TIERCACHE + "faults_ids.py::test_nodes_with_other_tenants_make_a_plan_stale",
         "The node id has another tenant by now.",
     ),
     Mutant(

@@ -132,7 +132,7 @@ MUTANTS = (
         'page_refs = state.pages.refs.at[entry_to_page(gone)].add(-2, mode="drop")\n'
         "    page_refs = jnp.maximum(page_refs, 0)\n"
         '    slot_refs = state.cold.refs.at[entry_to_slot(gone)].add(-1, mode="drop")',
-        RULES + "rule_7_published_bytes_never_change",
+        SHARING + "slots_live_on_in_a_row_when_the_index_lets_go",
         "A count that cannot go below zero cannot show that it was wrong.",
     ),
     Mutant(
