@@ -26,11 +26,13 @@ def gqa_groups() -> st.SearchStrategy[int]:
 
 
 @st.composite
-def formats(draw, num_layers: int) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """(hot, cold) formats per layer and K or V: every plane shrinks and is byte-stable."""
+def formats(draw, num_layers: int, *, has_cold: bool = True):
+    """(hot, cold) formats per layer and K or V; with cold slots every plane shrinks in them, and
+    comes back byte-stable."""
     hot, cold = [], []
     for _ in range(num_layers):
-        pairs = [draw(st.sampled_from(_format_pairs())) for _ in "KV"]
+        choices = _format_pairs() if has_cold else [(name, COLD[0]) for name in HOT]
+        pairs = [draw(st.sampled_from(choices)) for _ in "KV"]
         hot.append(tuple(pair[0] for pair in pairs))
         cold.append(tuple(pair[1] for pair in pairs))
     return tuple(hot), tuple(cold)
@@ -53,8 +55,8 @@ def specs(draw, *, max_layers: int = 3, max_heads: int = 4) -> CacheSpec:
     Each spec is another compile: draw few, and contents by the hundred.
     """
     num_layers = draw(st.integers(1, max_layers))
-    hot, cold = draw(formats(num_layers))
     policy = draw(st.sampled_from(["none", "window", "host"]))
+    hot, cold = draw(formats(num_layers, has_cold=policy != "none"))
     leaves = draw(st.sampled_from(LEAF_SETS))
     page_size, max_rows = draw(st.sampled_from([16, 32, 64])), draw(st.integers(2, 4))
     num_pages = draw(st.integers(3, 12))
