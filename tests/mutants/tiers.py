@@ -215,7 +215,7 @@ MUTANTS = (
         "tiercache/_remove.py",
         "state = remove_snapshots(state, dead, dead)",
         "state = remove_snapshots(state, dead & False, dead & False)",
-        SHARING + "an_abort_at_any_phase_gives_everything_back[0]",
+        TIERCACHE + "faults_eviction.py::test_what_hangs_below_a_lost_page_goes_with_it",
         "A snapshot without its pages holds a slot for nothing.",
     ),
     Mutant(
