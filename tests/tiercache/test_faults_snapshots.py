@@ -6,6 +6,7 @@ import numpy as np
 import tiercache as tc
 from tests.tiercache.builders import ids
 from tests.tiercache.lockstep import NAMESPACES, PAGE, PLAIN, WINDOW, Lockstep, prompt
+from tests.tiercache.test_policies import boundaries, plan_of
 from tests.tiercache.test_rules import known
 from tiercache.policies import SnapshotPlacement, decode_boundaries
 
@@ -58,3 +59,12 @@ def test_pages_that_no_snapshot_reaches_are_counted():
     known(both, [1, 2], [2])
     assert num_unreachable(both) == 1
     assert int(tc.num_unreachable_pages(tc.init_state(PLAIN), spec=PLAIN)) == 0
+
+
+def test_a_prompt_of_whole_pages_is_saved_a_page_before_its_end():
+    """Its last token has to be computed, so a snapshot at its end would never be hit."""
+    for length, wanted in ((48, [32, -1]), (49, [48, -1]), (16, [-1, -1])):
+        found = boundaries(
+            plan_of(0, 0), np.int32(length), SnapshotPlacement(), page_size=16, most=2
+        )
+        assert found.tokens.tolist() == wanted
