@@ -36,7 +36,8 @@ class LoadInfo(NamedTuple):
 
     Attributes:
       reason: `OK`, or why it was not: `BAD_ID`, `NOT_PINNED`, or `DEPTH_MISMATCH`.
-      source: `SNAPSHOT_DEVICE`, `SNAPSHOT_HOST`, or `SNAPSHOT_NONE` for a state of zeros.
+      source: `SNAPSHOT_DEVICE`, `SNAPSHOT_HOST`, or `SNAPSHOT_NONE` for a state of zeros and for
+        a refusal.
       tokens: the depth of the state that the row has now.
     """
 
@@ -188,7 +189,9 @@ def load_snapshot(
         snapshots_from_host=ok & (source == SNAPSHOT_HOST),
     )  # fmt: skip
     state = state._replace(live=live, counters=counters)
-    return state, LoadInfo(reason, source, jnp.where(ok, depth, 0))
+    return state, LoadInfo(
+        reason, jnp.where(ok, source, jnp.int32(SNAPSHOT_NONE)), jnp.where(ok, depth, 0)
+    )
 
 
 def _source(empty, on_device, on_host) -> Int32[Array, ""]:

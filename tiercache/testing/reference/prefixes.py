@@ -169,9 +169,9 @@ class PrefixVerbs(Base):
         depth = int(plan.num_pages)
         path, lease = self.path_of(plan), self.index.leases.get(row_id, [])
         if not self.row_exists(row_id):
-            return LoadInfo(self.refuse(Reason.BAD_ID), self._found(path), 0)
+            return LoadInfo(self.refuse(Reason.BAD_ID), codes.SNAPSHOT_NONE, 0)
         if depth and (len(path) < depth or len(lease) <= depth or lease[depth] is not path[-1]):
-            return LoadInfo(self.refuse(Reason.NOT_PINNED), self._found(path), 0)
+            return LoadInfo(self.refuse(Reason.NOT_PINNED), codes.SNAPSHOT_NONE, 0)
         source = self._found(path)
         if depth and self.spec.needs_snapshot and source == codes.SNAPSHOT_NONE:
             return LoadInfo(self.refuse(Reason.DEPTH_MISMATCH), source, 0)
