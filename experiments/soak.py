@@ -18,9 +18,10 @@ import numpy as np
 from tiercache.testing.driver import Driver, random_step
 from tiercache.testing.lockstep import Lockstep
 from tiercache.testing.specs import SPECS
-from tiercache.testing.traces import Trace, fails, shrink
+from tiercache.testing.traces import Trace, failure, failure_of, shrink
 
 STEPS_PER_TRACE = 2000
+SHRINK_SECONDS = 60
 
 
 class Totals:
@@ -74,11 +75,20 @@ def run_trace(name: str, seed: int, until: float) -> tuple[Driver, Trace | None]
 
 
 def save(trace: Trace, folder: Path, name: str) -> Path:
-    """Cuts a failing trace down and writes it."""
-    calls = shrink(trace.calls, lambda calls: fails(trace._replace(calls=tuple(calls))))
-    path = folder / f"{name}.json"
+    """Writes a failing trace, cuts it down for a while, and writes what is left."""
+    path, until = folder / f"{name}.json", time.perf_counter() + SHRINK_SECONDS
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(trace._replace(calls=calls).to_json(), encoding="utf-8")
+    path.write_text(trace.to_json(), encoding="utf-8")
+
+    wanted = failure_of(trace.note.partition(": ")[2])
+
+    def still_fails(calls) -> bool:
+        if time.perf_counter() > until:
+            return False
+        return failure(trace._replace(calls=tuple(calls))) == wanted
+
+    shorter = trace._replace(calls=shrink(trace.calls, still_fails))
+    path.write_text(shorter.to_json(), encoding="utf-8")
     return path
 
 
@@ -102,8 +112,9 @@ def main(argv: list[str] | None = None) -> int:
         totals.add(driver)
         if failed is not None:
             failures += 1
+            print(f"FAILED: {failed.note}", flush=True)
             path = save(failed, args.save, f"{name}_{seed + totals.traces - 1}")
-            print(f"FAILED, saved as {path}\n{failed.note}")
+            print(f"saved as {path}", flush=True)
         if time.perf_counter() - said > 60:
             said = time.perf_counter()
             print(totals.report().partition("\n")[0], flush=True)

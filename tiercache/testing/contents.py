@@ -1,5 +1,6 @@
 """What tests write into a cache: vectors of which no two in use are alike."""
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ class Contents(NamedTuple):
         return numbers
 
 
+@functools.cache
 def contents_of(spec: CacheSpec, seed: int = 0) -> Contents:
     """A table with K unlike V, layers unlike one another, and the values that break codecs.
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from tiercache._check import check
+from tiercache.layout import K, V
 from tiercache.prefix import Plan
 from tiercache.reasons import Reason
 from tiercache.spec import CacheSpec
@@ -31,9 +32,11 @@ from tiercache.testing.calls import (
 from tiercache.testing.contents import contents_of
 from tiercache.testing.reference import Codecs, ReferenceCache, columns, differences
 from tiercache.testing.reference.compare import same_column
+from tiercache.testing.reference.storage import LibraryCodecs, Plane
 from tiercache.testing.steps import Seen, init_held, run_calls
 
 BATCH: Final = 64  # calls in one dispatch
+LIBRARY: Final = LibraryCodecs()
 FULL_EVERY: Final = 4  # batches from one comparison of bytes to the next, while nothing else asks
 
 
@@ -41,6 +44,20 @@ FULL_EVERY: Final = 4  # batches from one comparison of bytes to the next, while
 def compiled(spec: CacheSpec):
     """`run_calls` for a spec; the one program that all its traces run."""
     return jax.jit(functools.partial(run_calls, spec=spec), donate_argnums=0)
+
+
+@functools.cache
+def encoded_contents(spec: CacheSpec, codecs: Codecs) -> dict[tuple[int, int], Plane]:
+    """Every vector of the contents in its layer's format, by (layer, K or V): [number, head, ...].
+
+    What tokens store does not depend on their neighbours, so that it may be looked up.
+    """
+    contents = contents_of(spec)
+    return {
+        (layer, kv): Plane(*codecs.encode(spec.hot_formats[layer][kv], x[:, layer]))
+        for layer in range(spec.num_layers)
+        for kv, x in ((K, contents.k), (V, contents.v))
+    }
 
 
 class Lockstep:
@@ -59,7 +76,8 @@ class Lockstep:
 
     def __init__(self, spec: CacheSpec, *, codecs: Codecs | None = None, keep_calls: bool = False):
         self.spec = spec
-        self.reference = ReferenceCache(spec, codecs)
+        self.reference = ReferenceCache(spec, codecs or LIBRARY)
+        self._encoded = encoded_contents(spec, codecs or LIBRARY)
         self.num_calls = 0
         self.seen: Counter[tuple[str, str]] = Counter()
         self._contents = contents_of(spec)
@@ -148,14 +166,19 @@ class Lockstep:
     def _append(self, counts, key: int, bad: int):
         contents, rows = self._contents, self.spec.max_rows
         numbers = contents.numbers(key, rows, WIDTH, None if bad < 0 else divmod(bad, 3))
-        k, v, info = contents.k[numbers], contents.v[numbers], None
+        info = None
         for row_id, count in enumerate(counts):
             if count > 0:
                 self.reference.set_live(row_id, [x[numbers[row_id, 1]] for x in contents.live])
         for layer in range(self.spec.num_layers):
-            rows = range(self.spec.max_rows)
-            info = self.reference.append(rows, counts, layer, k[:, :, layer], v[:, :, layer])
+            info = self.reference.append_encoded(
+                range(rows), counts, layer, {kv: self._stored(layer, kv, numbers) for kv in (K, V)}
+            )
         return info
+
+    def _stored(self, layer: int, kv: int, numbers: np.ndarray) -> Plane:
+        leaves = self._encoded[layer, kv]
+        return Plane(*(None if x is None else x[numbers].swapaxes(1, 2) for x in leaves))
 
     def _match(self, place: int, symbols, length: int, namespace: int):
         self._plans[place] = self._matched(symbols, length, namespace)

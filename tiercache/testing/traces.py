@@ -58,13 +58,22 @@ def replay(trace: Trace, *, codecs: Codecs | None = None) -> Lockstep:
     return lockstep
 
 
-def fails(trace: Trace) -> bool:
-    """Whether cache and reference differ somewhere along a trace."""
+def failure(trace: Trace) -> str:
+    """The verb after which cache and reference first differ, and in what; empty if nowhere.
+
+    What is cut out of a trace may make it fail for another reason: compare these.
+    """
     try:
         replay(trace)
-    except AssertionError:
-        return True
-    return False
+    except AssertionError as error:
+        return failure_of(str(error))
+    return ""
+
+
+def failure_of(message: str) -> str:
+    """The same from the text of what a `Lockstep` raised."""
+    first, second, *_ = [*message.split("\n"), ""]
+    return f"{first.partition('(')[0]}, {second.partition(':')[0]}"
 
 
 def shrink(

@@ -66,7 +66,11 @@ class RowVerbs(Base):
 
     def append(self, row_ids, counts, layer: int, k, v) -> AppendInfo:
         """Writes k, v [row, token, head, dim] after each row's last token, where it may."""
-        encoded = {kv: self._encoded(layer, kv, x) for kv, x in ((K, k), (V, v))}
+        planes = {kv: self._encoded(layer, kv, x) for kv, x in ((K, k), (V, v))}
+        return self.append_encoded(row_ids, counts, layer, planes)
+
+    def append_encoded(self, row_ids, counts, layer: int, planes: dict[int, Plane]) -> AppendInfo:
+        """`append` of tokens that are in the layer's formats already: [row, head, token, width]."""
         dropped = []
         for n, (row_id, count) in enumerate(zip(row_ids, counts, strict=True)):
             dropped.append(0)
@@ -76,7 +80,7 @@ class RowVerbs(Base):
                     dropped[-1] += 1
                     continue
                 offset = (self.rows[row_id].length + t) % self.spec.page_size
-                for kv, plane in encoded.items():
+                for kv, plane in planes.items():
                     token = Plane(*(None if x is None else x[n, :, t] for x in plane))
                     page.write(layer, kv, offset, token, self.spec.page_size)
         return AppendInfo(dropped)
