@@ -93,7 +93,7 @@ def save(trace: Trace, folder: Path, name: str) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None, help="of the first trace; else by chance")
     parser.add_argument("--spec", choices=[*SPECS, "all"], default="all")

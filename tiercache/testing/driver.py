@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tiercache.ids import NO_PAGE, NO_ROW
+from tiercache.prefix import Plan
 from tiercache.spec import CacheSpec
 from tiercache.testing.calls import NUM_PLANS, NUM_SYMBOLS, WIDTH, signature
 from tiercache.testing.lockstep import Lockstep
@@ -118,7 +119,7 @@ class Driver:
         """A number per row: the given ones over and over."""
         return [counts[i % len(counts)] for i in range(self.spec.max_rows)]
 
-    def _make_plan(self, symbols, length: int, namespace: int) -> tuple[int, object]:
+    def _make_plan(self, symbols, length: int, namespace: int) -> tuple[int, Plan]:
         """A match into the next place: (place, plan)."""
         place = 0 if len(self._plans) < NUM_PLANS else self._plans[0]
         place = next((i for i in range(NUM_PLANS) if i not in self._plans), place)
@@ -156,7 +157,7 @@ class Driver:
             return -1
         if self._exists(row_id):
             self.symbols[row_id], self.namespaces[row_id] = symbols, namespace
-        return plan.num_pages * self.spec.page_size
+        return int(plan.num_pages) * self.spec.page_size
 
     def _admit(self, a, b, c, symbols):
         row_id, length = self._idle(a), 1 + b % self.spec.max_tokens

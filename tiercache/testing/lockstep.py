@@ -154,9 +154,9 @@ class Lockstep:
         named = {f"{type(info).__name__}.{k}": np.shape(v) for k, v in info._asdict().items()}
         state = jax.eval_shape(columns.of_state, self.state)
         shapes = {name: state[name].shape for name in columns.of_reference(self.reference)}
-        return (
-            found + _unlike(named, _flat(info), seen.info) + _unlike(shapes, numbers, seen.numbers)
-        )
+        words, numbers_seen = np.asarray(seen.info), np.asarray(seen.numbers)
+        found += _unlike(named, _flat(info), words)
+        return found + _unlike(shapes, numbers, numbers_seen)
 
     def _plain(self, name: str, *args):
         method = name.partition("_")[0] if name.startswith(("evict", "rehydrate")) else name
@@ -177,8 +177,10 @@ class Lockstep:
         return info
 
     def _stored(self, layer: int, kv: int, numbers: np.ndarray) -> Plane:
-        leaves = self._encoded[layer, kv]
-        return Plane(*(None if x is None else x[numbers].swapaxes(1, 2) for x in leaves))
+        codes, scales = self._encoded[layer, kv]
+        if scales is not None:
+            scales = scales[numbers].swapaxes(1, 2)
+        return Plane(codes[numbers].swapaxes(1, 2), scales)
 
     def _match(self, place: int, symbols, length: int, namespace: int):
         self._plans[place] = self._matched(symbols, length, namespace)

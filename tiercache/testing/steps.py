@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 def init_held(state: CacheState, plans: list[Plan]) -> Held:
     """The cache and the plans, as numbers, that a trace begins with."""
-    stacked = Plan(*(np.array(values, np.int32) for values in zip(*plans, strict=True)))
+    stacked = Plan(*(jnp.asarray(np.array(x, np.int32)) for x in zip(*plans, strict=True)))
     return Held(state, jax.device_put(stacked, state.counters.values.sharding))
 
 
@@ -128,7 +128,7 @@ def _verb(name: str, held: Held, *args, spec: CacheSpec):
 
 
 def _match(held: Held, place, symbols, length, namespace, *, spec: CacheSpec):
-    tokens, lanes = prompt_tokens(symbols, spec), jnp.asarray(NAMESPACES)[namespace]
+    tokens, lanes = jnp.asarray(prompt_tokens(symbols, spec)), jnp.asarray(NAMESPACES)[namespace]
     plan = match(held.state, tokens, length, lanes, spec=spec)
     plans = jax.tree.map(lambda x, new: x.at[place].set(new), held.plans, plan)
     return held._replace(plans=plans), plan

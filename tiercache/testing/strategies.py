@@ -200,11 +200,9 @@ def request_traces(draw, spec: CacheSpec, *, max_requests: int = 8) -> list[Requ
 def steps(draw, spec: CacheSpec) -> Step:
     """One step of a `Driver`: which verbs, on what."""
     pages = draw(symbols(spec.max_pages))
-    return Step(
-        draw(st.sampled_from(sorted(set(allowed_steps(spec))))),
-        *(draw(st.integers(0, LIMIT - 1)) for _ in range(3)),
-        (*pages, *[0] * (spec.max_pages - len(pages))),
-    )
+    a, b, c = (draw(st.integers(0, LIMIT - 1)) for _ in range(3))
+    name = draw(st.sampled_from(sorted(set(allowed_steps(spec)))))
+    return Step(name, a, b, c, (*pages, *[0] * (spec.max_pages - len(pages))))
 
 
 def verb_sequences(spec: CacheSpec, *, max_steps: int = 30) -> st.SearchStrategy[list[Step]]:

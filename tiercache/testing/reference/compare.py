@@ -72,7 +72,7 @@ def _pages(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
                 if where not in page.planes:
                     continue
                 for leaf, want in zip(pool, page.planes[where], strict=True):
-                    if leaf is None:
+                    if leaf is None or want is None:
                         continue
                     have = np.asarray(leaf)[page_id, number][:, written]
                     if have.tobytes() != want[:, written].tobytes():
