@@ -85,8 +85,13 @@ def serve_others(lab: Lab, play: Play, script: Script, tick: Callable[[str], Non
 
 
 def pack_idle(play: Play):
-    """Moves every idle page to a cold slot, so that the measured request reads all it can there."""
+    """Moves every idle page to a cold slot, so that the measured request reads all it can there.
+
+    Does nothing where none of the conversation's pages is on the device any more.
+    """
     engine = play.engine
+    if int(match(engine, play.prompt).num_hot) == 0:
+        return
     room = shared_jit(
         tc.make_room, 0, to="cold", snapshots_to=engine.config.snapshots_to, spec=engine.spec
     )
