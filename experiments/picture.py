@@ -24,7 +24,7 @@ ROW_NAMES = {"cold": "cold run"}
 ARM_TITLES = {
     "off": "tier off: what leaves the device is gone",
     "on": "tier on: what leaves the device goes to host memory",
-    "lossy": "lossy: pages leave for 4-bit cold slots, at the latest before the conversation goes on",
+    "lossy": "lossy: pages leave for 4-bit cold slots, all of them before it goes on",
 }
 
 
