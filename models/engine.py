@@ -135,7 +135,8 @@ class Engine:
         """Starts a request in a free row and computes its prompt; returns the row.
 
         Raises:
-          ValueError: the prompt with its answer is longer than `max_pages` allow, or empty.
+          ValueError: the prompt with its answer is longer than `max_pages` allow, or empty; or
+            more stop tokens than `num_stop`.
           Refused: no row, or no room even after eviction. Nothing is kept of the request.
         """
         length = len(request.tokens)
@@ -144,6 +145,9 @@ class Engine:
                 f"a prompt of {length} tokens and max_new={request.max_new} do not fit into "
                 f"max_pages={self.spec.max_pages} of {self.spec.page_size} tokens."
             )
+        num_stop = self.rows.stop.shape[1]
+        if len(request.stop) > num_stop:
+            raise ValueError(f"{len(request.stop)} stop tokens, but num_stop={num_stop}.")
         free = [row for row in range(self.spec.max_rows) if row not in self._requests]
         if not free:
             raise Refused(f"all {self.spec.max_rows} rows run.")
@@ -190,7 +194,7 @@ class Engine:
 
     def finish(self, row_id: int) -> Report:
         """Publishes what a row holds, ends it, and returns its report."""
-        request, report = self._requests[row_id], self.reports.pop(row_id)
+        request, report = self._requests[row_id], self.reports[row_id]
         length = int(self.cache.table.lengths[row_id])
         generated = request.max_new - int(self.rows.remaining[row_id])
         first = report.prompt_tokens
@@ -264,8 +268,6 @@ class Engine:
 
     def _start(self, row_id: int, tokens, length: int, logits, request: Request, report: Report):
         stop = np.full(self.rows.stop.shape[1], -1, np.int32)
-        if len(request.stop) > len(stop):
-            raise ValueError(f"{len(request.stop)} stop tokens, but num_stop={len(stop)}.")
         stop[: len(request.stop)] = request.stop
         self.rows, token = self._jit.start(
             self.rows, jnp.int32(row_id), tokens, jnp.int32(length), logits,
@@ -289,6 +291,7 @@ class Engine:
         self.cache, _ = self._jit.release(self.cache, jnp.int32(row_id))
         self.rows = self.rows._replace(active=self.rows.active.at[row_id].set(False))
         self._requests.pop(row_id, None)
+        self.reports.pop(row_id, None)
 
     def _accept(self, reason):
         if int(reason):

@@ -190,7 +190,10 @@ def test_what_does_not_fit_is_an_error_before_anything_is_done():
     for wanted in (request(0), request(185), request(10, max_new=183)):
         with pytest.raises(ValueError, match=r"max_pages=12 of 16 tokens"):
             served.admit(wanted)
+    with pytest.raises(ValueError, match="2 stop tokens, but num_stop=1"):
+        served.admit(dataclasses.replace(request(10), stop=(1, 2)))
     assert served.reports == {}
+    assert int(served.cache.table.lengths.max()) == 0
 
 
 @pytest.mark.parametrize(
