@@ -5,14 +5,20 @@
 Every verb, every tier, thousands of steps a second; after each call the info, all numbers of the
 state and the rules of `check` are compared, and free storage is overwritten; every 256 calls so is
 every byte. A trace that fails is cut down and saved, and the test suite replays it from then on.
+`--out` appends what was reached to a file of JSON lines.
 """
 
 import argparse
 import collections
+import json
+import os
+import platform
+import shlex
 import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from tiercache.testing.driver import Driver, random_step
@@ -40,13 +46,40 @@ class Totals:
         self.seen.update(driver.lockstep.seen)
         self.events.update(driver.lockstep.reference.counters)
 
-    def report(self) -> str:
-        seconds = time.perf_counter() - self.start
+    def by_verb_and_reason(self) -> tuple[collections.Counter[str], collections.Counter[str]]:
+        """Calls of each verb, and refusals by their reason."""
         verbs, refusals = collections.Counter(), collections.Counter()
         for (verb, reason), number in self.seen.items():
             verbs[verb] += number
             if reason != "OK":
                 refusals[reason] += number
+        return verbs, refusals
+
+    def record(self, specs: list[str], seed: int, failures: int) -> dict[str, object]:
+        """What was reached, as one JSON object."""
+        verbs, refusals = self.by_verb_and_reason()
+        return {
+            "experiment": "soak",
+            "specs": specs,
+            "seed": seed,
+            "calls": self.calls,
+            "steps": self.steps,
+            "traces": self.traces,
+            "seconds": round(time.perf_counter() - self.start, 1),
+            "failed_traces": failures,
+            "verbs": dict(verbs.most_common()),
+            "refusals": dict(refusals.most_common()),
+            "events": {name: number for name, number in self.events.most_common() if number},
+            "device": jax.devices()[0].device_kind,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "command": shlex.join(["python", "-m", "experiments.soak", *sys.argv[1:]]),
+        }
+
+    def report(self) -> str:
+        seconds = time.perf_counter() - self.start
+        verbs, refusals = self.by_verb_and_reason()
         lines = [
             f"{self.calls:,} calls of verbs compared, in {self.steps:,} steps of {self.traces:,} "
             f"traces: {self.calls / seconds:,.0f} a second over {seconds:,.0f} s",
@@ -98,6 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the first trace; else by chance")
     parser.add_argument("--spec", choices=[*SPECS, "all"], default="all")
     parser.add_argument("--save", type=Path, default=Path("tests/testing/replays"))
+    parser.add_argument("--out", type=Path, help="append what was reached to this file, as JSON")
     args = parser.parse_args(argv)
     seed = args.seed
     if seed is None:
@@ -119,6 +153,10 @@ def main(argv: list[str] | None = None) -> int:
             said = time.perf_counter()
             print(totals.report().partition("\n")[0], flush=True)
     print(totals.report())
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with args.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(totals.record(names, seed, failures)) + "\n")
     return int(failures > 0)
 
 
