@@ -12,7 +12,7 @@ from experiments.conversation import Script, Tokens
 from experiments.residency import Residency, residency
 from experiments.setup import Lab
 from models.engine import Engine, Report, Request, shared_jit
-from tiercache.layout import page_to_record
+from pallas_kernels.page_layout import page_to_record
 from tiercache.policies import SnapshotPlacement
 
 

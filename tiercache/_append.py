@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from pallas_kernels.page_layout import K, V
 from tiercache._view import View
 from tiercache.codecs import Encoded
 from tiercache.ids import NO_PAGE, entry_to_page
-from tiercache.layout import K, V
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec
 from tiercache.state import CacheState, count

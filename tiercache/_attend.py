@@ -4,9 +4,9 @@ from typing import Literal
 
 from jaxtyping import Array, Float
 
+from pallas_kernels.page_layout import K, V
 from pallas_kernels.paged_attention import ColdPlane, HotPlane, paged_attention
 from tiercache._view import View
-from tiercache.layout import K, V
 from tiercache.spec import CacheSpec
 from tiercache.state import CacheState
 

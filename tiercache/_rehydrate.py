@@ -8,9 +8,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32
 
 from pallas_kernels.banks import read_record
+from pallas_kernels.page_layout import Payload, record_to_page, transcode_page, write_page
 from tiercache._transfer import NOTHING, compact, load_pages, num_true, take_free
 from tiercache.ids import HOLE, NO_HOST, NO_NODE, entry_to_page, entry_to_slot
-from tiercache.layout import Payload, record_to_page, transcode_page, write_page
 from tiercache.prefix import Plan, set_entries
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec

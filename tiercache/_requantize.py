@@ -7,9 +7,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32
 
 from pallas_kernels.banks import write_record
+from pallas_kernels.page_layout import page_to_record, read_page, transcode_page
 from tiercache._transfer import NOTHING, compact, num_true, take_free
 from tiercache.ids import HOLE, NO_PAGE, NO_SLOT, entry_to_page, slot_to_entry
-from tiercache.layout import page_to_record, read_page, transcode_page
 from tiercache.prefix import relocate
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec

@@ -7,9 +7,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32, Shaped
 
 from pallas_kernels.banks import read_record
+from pallas_kernels.page_layout import from_bytes, to_bytes
 from tiercache._transfer import NOTHING, compact, num_true, take_free
 from tiercache.ids import NO_NODE, NO_SNAP
-from tiercache.layout import from_bytes, to_bytes
 from tiercache.prefix import SNAPSHOT_DEVICE, SNAPSHOT_HOST, SNAPSHOT_NONE, Plan
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec

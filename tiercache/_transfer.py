@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32, UInt8
 
 from pallas_kernels.banks import read_record, write_record
-from tiercache.layout import (
+from pallas_kernels.page_layout import (
     PageLayout,
     Payload,
     page_to_record,

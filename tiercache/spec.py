@@ -7,9 +7,9 @@ from typing import Final, Literal, cast
 
 import jax.numpy as jnp
 
+from pallas_kernels.page_layout import PageLayout
 from tiercache.codecs import get_codec, is_byte_stable
 from tiercache.formats import parse_formats
-from tiercache.layout import PageLayout
 
 Tier = Literal["device", "cold", "host"]
 Formats = tuple[tuple[str, str], ...]  # (K codec, V codec) per layer

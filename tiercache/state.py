@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped, UInt8, UInt32
 
 from pallas_kernels.banks import default_device, is_host, make_bank
+from pallas_kernels.page_layout import Payload, empty_payload
 from tiercache.ids import HOLE, NO_NODE
-from tiercache.layout import Payload, empty_payload
 from tiercache.prefix import PrefixIndex, init_index
 from tiercache.reasons import reason_bit
 from tiercache.spec import CacheSpec, bytes_per_page, bytes_per_snapshot

@@ -1,6 +1,6 @@
 """Faults of the tiers: what moves between them, what makes room, what is counted."""
 
-from tests.mutants.base import REFUSALS, RULES, SHARING, TIERCACHE, Mutant
+from tests.mutants.base import PAGE_LAYOUT, REFUSALS, RULES, SHARING, TIERCACHE, Mutant
 
 MUTANTS = (
     Mutant(
@@ -83,15 +83,15 @@ MUTANTS = (
     ),
     Mutant(
         "planes of a record share the first one's scales",
-        "tiercache/layout.py",
+        "pallas_kernels/page_layout.py",
         "scales.offset + position * scales.num_bytes // count if scales else 0,",
         "scales.offset if scales else 0,",
-        TIERCACHE + "layout.py::test_each_plane_is_found_in_the_record_by_its_offsets",
+        PAGE_LAYOUT + "::test_each_plane_is_found_in_the_record_by_its_offsets",
         "Layer 0 is right, and only layer 0.",
     ),
     Mutant(
         "validity of layer 0 only",
-        "tiercache/layout.py",
+        "pallas_kernels/page_layout.py",
         "return encoded, jnp.all(finite)",
         "return encoded, jnp.all(is_finite(stacks[0][:1]))",
         RULES + "rule_3_one_bad_layer_keeps_the_whole_page_where_it_was[1]",

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tiercache as tc
+from pallas_kernels.page_layout import record_to_page
 from tests.tiercache import builders
 from tests.tiercache.builders import ids, int32
-from tiercache.layout import record_to_page
 
 GROUP, WIDTH = 3, 21
 COUNTS = (1, 21, 0)  # row 0 decodes while row 1 prefills over what it has

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tiercache as tc
+from pallas_kernels.page_layout import K, V
 from tests.tiercache.lockstep import NAMESPACES, PAGE, WINDOW, Lockstep, prompt
-from tiercache.layout import K, V
 
 SPACE = NAMESPACES[0]
 

@@ -12,8 +12,8 @@ from typing import Final
 import jax
 import numpy as np
 
+from pallas_kernels.page_layout import K, V
 from tiercache._check import check
-from tiercache.layout import K, V
 from tiercache.prefix import Plan
 from tiercache.reasons import Reason
 from tiercache.spec import CacheSpec

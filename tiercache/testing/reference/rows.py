@@ -4,11 +4,11 @@
 
 import numpy as np
 
+from pallas_kernels.page_layout import K, V
 from tiercache._append import AdvanceInfo, AppendInfo
 from tiercache._reserve import ReserveInfo
 from tiercache._rows import RowInfo
 from tiercache.ids import HOLE
-from tiercache.layout import K, V
 from tiercache.reasons import Reason
 from tiercache.testing.reference.base import Base, Row
 from tiercache.testing.reference.storage import Page, Plane

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from pallas_kernels.page_layout import K, V
 from tiercache.codecs import Encoded, get_codec
-from tiercache.layout import K, V
 from tiercache.spec import CacheSpec, Formats
 
 

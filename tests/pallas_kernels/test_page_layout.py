@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import page_layout as lay
 from pallas_kernels.codecs import Encoded
-from tiercache import layout as lay
-from tiercache.layout import PageLayout
+from pallas_kernels.page_layout import PageLayout
 
 FORMATS = (("bf16", "int8_g64"), ("nvfp4_g16", "nvfp4_g16"), ("fp8_e4m3", "bf16"))
 LAYOUT = PageLayout.of(FORMATS, num_kv_heads=2, page_size=16, head_dim=128)

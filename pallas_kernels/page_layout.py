@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt8
 
-from tiercache.codecs import Codec, Encoded, get_codec, is_finite
+from pallas_kernels.codecs import Codec, Encoded, get_codec, is_finite
 
 K, V = 0, 1
 
