@@ -1,4 +1,4 @@
-"""Real-world shapes, and what a call of an op at one of them is: for tests, benchmarks and builds."""
+"""Real-world shapes, and what a call of an op at one of them is: for tests and benchmarks."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
