@@ -3,6 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.page_layout import PageLayout
+
 
 class ModelShape(NamedTuple):
     """The attention layers of one model, and how its pages are stored.
@@ -39,6 +44,7 @@ class Case(NamedTuple):
       call: takes `args`, arrays or tracers, and `implementation=`; whatever it updates comes first
         in its result, in the order of the arguments.
       args: pytrees of `jax.ShapeDtypeStruct`.
+      ids: (position in `args`, n) of every list of ids; no id of [0, n) twice.
       host: positions in `args` of what lives in pinned host memory.
       donated: positions in `args` of what is updated in place.
       moved_bytes: read plus written, once each: what the floor is computed from.
@@ -48,6 +54,28 @@ class Case(NamedTuple):
     name: str
     call: Callable[..., Any]
     args: tuple[Any, ...]
+    ids: tuple[tuple[int, int], ...]
     host: tuple[int, ...]
     donated: tuple[int, ...]
     moved_bytes: int
+
+
+def layout_of(model: ModelShape, codec: str) -> PageLayout:
+    """The layout of a model's pages, all of one codec."""
+    formats = ((codec, codec),) * model.num_layers
+    return PageLayout.of(formats, model.num_kv_heads, model.page_size, model.head_dim)
+
+
+def pool_of(layout: PageLayout, num_pages: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The leaves of a pool, abstract."""
+    return tuple(jax.ShapeDtypeStruct((num_pages, *f.shape), f.dtype) for f in layout.fields)
+
+
+def bank_of(num_slots: int, num_bytes: int) -> jax.ShapeDtypeStruct:
+    """A bank of records and its trash slot, abstract."""
+    return jax.ShapeDtypeStruct((num_slots + 1, num_bytes), jnp.uint8)
+
+
+def ids_of(number: int) -> jax.ShapeDtypeStruct:
+    """A list of ids, abstract."""
+    return jax.ShapeDtypeStruct((number,), jnp.int32)

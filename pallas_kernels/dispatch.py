@@ -3,6 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
+from pallas_kernels.banks import default_device
+
 
 def call(
     implementations: Mapping[str, Callable], implementation: str | None, *args, **kwargs
@@ -32,3 +36,22 @@ def call(
         except NotImplementedError as error:
             reasons.append(f"{name}: {error}")
     raise NotImplementedError("; ".join(reasons))
+
+
+def platform() -> str:
+    """What is traced for: "gpu", "cpu" or "tpu".
+
+    The abstract device of a mesh in context comes first, so that a machine without a GPU can build
+    for one; then the device that JAX puts new arrays on. Arrays that are committed elsewhere need
+    `jax.default_device` to say so.
+    """
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    if described is not None and described.platform is not None:
+        return described.platform
+    return default_device().platform
+
+
+def need_gpu(op: str) -> None:
+    """Raises NotImplementedError, while tracing, unless `platform()` is a GPU."""
+    if platform() != "gpu":
+        raise NotImplementedError(f"the kernel of {op} runs on GPUs, not on a {platform()}.")

@@ -69,11 +69,22 @@ def squared_error(
 
     Integers, because a float sum depends on its order, and the choice of a scale must not.
     """
-    exponent = jnp.maximum(bits.float_bits(amax) >> 23, 110)
-    per_unit = bits.bits_float((267 - exponent) << 23)
-    error = jnp.abs(magnitude - code_values(codes) * scale[..., None])
-    units = jnp.minimum(error * per_unit[..., None], MAX_ERROR).astype(jnp.int32)
+    values = code_values(codes) * scale[..., None]
+    units = error_in_units(error_unit(amax)[..., None], magnitude, values)
     return jnp.sum(units * units, axis=-1, dtype=jnp.int32)
+
+
+def error_unit(amax: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """Units of error per 1: 2**13 for an amax in [1, 2), and so on."""
+    exponent = jnp.maximum(bits.float_bits(amax) >> 23, 110)
+    return bits.bits_float((267 - exponent) << 23)
+
+
+def error_in_units(
+    per_unit: Float32[Array, "..."], magnitude: Float32[Array, "..."], values: Float32[Array, "..."]
+) -> Int32[Array, "..."]:
+    """|magnitude - value|, truncated to whole units."""
+    return jnp.minimum(jnp.abs(magnitude - values) * per_unit, MAX_ERROR).astype(jnp.int32)
 
 
 def is_also_by_four(
@@ -83,12 +94,16 @@ def is_also_by_four(
 
     It does for the values 0, 1.5, 3 and 6, if 3/2 of the scale is an E4M3 value.
     """
+    fits = (codes == 0) | (codes == 3) | (codes == 5) | (codes == 7)
+    return has_raised_scale(scale) & (jnp.min(fits.astype(jnp.int32), axis=-1) == 1)
+
+
+def has_raised_scale(scale: Float32[Array, "..."]) -> Bool[Array, "..."]:
+    """Whether 3/2 of a scale is an E4M3 value."""
     raised = 1.5 * scale
     in_units = raised / bits.E4M3_TINY
     is_e4m3 = ((bits.float_bits(raised) & 0xFFFFF) == 0) & (raised <= bits.E4M3_MAX)
-    is_e4m3 &= in_units == in_units.astype(jnp.int32).astype(jnp.float32)
-    fits = (codes == 0) | (codes == 3) | (codes == 5) | (codes == 7)
-    return is_e4m3 & (jnp.min(fits.astype(jnp.int32), axis=-1) == 1)
+    return is_e4m3 & (in_units == in_units.astype(jnp.int32).astype(jnp.float32))
 
 
 @dataclass(frozen=True)

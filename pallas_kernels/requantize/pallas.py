@@ -1,0 +1,314 @@
+"""The op as kernels: a tile of token rows is gathered, transcoded in registers, and scattered.
+
+Each piece of work is some rows of one plane of one page. Nothing but the source's bytes is read and
+nothing but the target's written. A bank in host memory is written through a device copy of a few
+records, since the kernel also returns which pages were finite, and one kernel cannot return arrays
+of two memories; it is read directly.
+"""
+
+import functools
+from typing import Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Int32, UInt8
+
+from pallas_kernels import launch, tiles
+from pallas_kernels.banks import is_host
+from pallas_kernels.codecs import Codec
+from pallas_kernels.page_copy import pallas as page_copy_kernels
+from pallas_kernels.page_copy.pairs import Pairs
+from pallas_kernels.page_layout import PageLayout, Payload, unflatten
+
+
+class Tuning(NamedTuple):
+    """How the work is cut, chosen by `python -m benchmarks.kernels --tune`.
+
+    Attributes:
+      programs: that run at once.
+      rows: token rows of a tile; a power of two.
+      num_warps: per program.
+    """
+
+    programs: int
+    rows: int
+    num_warps: int
+
+
+PACK: Final = Tuning(132 * 16, 16, 4)
+RESTORE: Final = Tuning(132 * 16, 16, 4)
+STAGED_PAGES: Final = 64  # records of a device copy on the way to host memory
+
+
+class _Leaf(NamedTuple):
+    """Where a format's planes are: in the pool, or in a record.
+
+    Attributes:
+      codec: of the planes.
+      codes, scales: operand of the pool, or word offset in the record.
+    """
+
+    codec: Codec
+    codes: int
+    scales: int
+
+
+class _Geometry(NamedTuple):
+    """What a kernel knows of the two layouts.
+
+    Attributes:
+      pairs: the (pool format, record format) pairs that occur.
+      planes: per plane its pair, its position in the pool's format and in the record's.
+      rows: token rows of a plane, all heads.
+      dim: channels.
+    """
+
+    pairs: tuple[tuple[_Leaf, _Leaf], ...]
+    planes: np.ndarray
+    rows: int
+    dim: int
+
+
+def _geometry(hot: PageLayout, cold: PageLayout) -> _Geometry:
+    in_pool, operand = [], 0
+    for group in hot.groups:
+        scaled = group.codec.scale_dtype is not None
+        in_pool.append(_Leaf(group.codec, operand, operand + 1 if scaled else -1))
+        operand += 1 + scaled
+    in_record, fields = [], iter(cold.fields)
+    for group in cold.groups:
+        codes = next(fields).offset // launch.WORD
+        scaled = group.codec.scale_dtype is not None
+        scales = next(fields).offset // launch.WORD if scaled else -1
+        in_record.append(_Leaf(group.codec, codes, scales))
+    found: dict[tuple[int, int], int] = {}
+    planes = []
+    for layer in range(hot.num_layers):
+        for kv in (0, 1):
+            (a, i), (b, j) = hot.find(layer, kv), cold.find(layer, kv)
+            planes.append((found.setdefault((a, b), len(found)), i, j))
+    pairs = tuple((in_pool[a], in_record[b]) for a, b in found)
+    return _Geometry(
+        pairs, np.asarray(planes, np.int32), hot.num_kv_heads * hot.page_size, hot.head_dim
+    )
+
+
+def _pool_words(pool: Payload, layout: PageLayout) -> list[Array]:
+    """Leaves as words: codes [page, plane, row, word], scales [page, plane, word]."""
+    leaves, rows = [], layout.num_kv_heads * layout.page_size
+    for encoded in pool:
+        pages, planes = encoded.codes.shape[:2]
+        size = encoded.codes.shape[-1] * encoded.codes.dtype.itemsize // launch.WORD
+        leaves.append(launch.as_words(encoded.codes, pages, planes, rows, size))
+        if encoded.scales is not None:
+            size = rows * encoded.scales.shape[-1] * encoded.scales.dtype.itemsize
+            leaves.append(launch.as_words(encoded.scales, pages, planes, size // launch.WORD))
+    return leaves
+
+
+def _each_tile(geometry: _Geometry, rows: int, number, planes_ref, work) -> None:
+    """Calls work(pair of ids, format pair, position in pool, position in record, first row)."""
+    per_plane = geometry.rows // rows
+    per_page = len(geometry.planes) * per_plane
+
+    def piece(w):
+        pair, rest = w // per_page, w % per_page
+        plane, row = rest // per_plane, (rest % per_plane) * rows
+        which, in_pool, in_record = (planes_ref[plane, jnp.int32(i)] for i in range(3))
+        for number, formats in enumerate(geometry.pairs):
+
+            @launch.when(which == number)
+            def _(formats=formats):
+                work(pair, formats, in_pool, in_record, row)
+
+    launch.strided_loop(number * per_page, piece)
+
+
+class _PoolTile(NamedTuple):
+    """Some rows of a plane in the pool: where to read or write them."""
+
+    refs: tuple
+    leaf: _Leaf
+    page: Array
+    plane: Array
+    row: Array
+
+    def part(self, number: int, rows: int, words: int):
+        columns = launch.dslice(number * words, words)
+        return self.refs[self.leaf.codes].at[
+            self.page, self.plane, launch.dslice(self.row, rows), columns
+        ]
+
+    def scales(self, rows: int, words: int):
+        first = self.row // rows * words
+        return self.refs[self.leaf.scales].at[self.page, self.plane, launch.dslice(first, words)]
+
+    def read(self, geometry: _Geometry, rows: int):
+        parts, words = _parts(self.leaf.codec, geometry.dim)
+        codes = tuple(launch.read(self.part(i, rows, words)) for i in range(parts))
+        scale = None
+        if size := tiles.scale_words(self.leaf.codec, rows, geometry.dim):
+            scale = launch.read(self.scales(rows, size))
+        return tiles.decode(self.leaf.codec, codes, scale, rows, geometry.dim)
+
+    def write(self, stored: tiles.Stored, rows: int) -> None:
+        for number, codes in enumerate(stored.codes):
+            launch.write(self.part(number, rows, codes.shape[1]), codes)
+        if stored.scales is not None:
+            launch.write(self.scales(rows, stored.scales.shape[0]), stored.scales)
+
+
+class _RecordTile(NamedTuple):
+    """The same in a record, where the rows of a plane lie one after the other."""
+
+    ref: object
+    leaf: _Leaf
+    slot: Array
+    plane: Array
+    row: Array
+    plane_rows: int
+
+    def codes(self, rows: int, words: int):
+        first = self.leaf.codes + (self.plane * self.plane_rows + self.row) * words
+        return self.ref.at[self.slot, launch.dslice(first, rows * words)]
+
+    def scales(self, rows: int, words: int):
+        tile = (self.plane * self.plane_rows + self.row) // rows
+        return self.ref.at[self.slot, launch.dslice(self.leaf.scales + tile * words, words)]
+
+    def read(self, geometry: _Geometry, rows: int):
+        parts, words = _parts(self.leaf.codec, geometry.dim)
+        flat = launch.read(self.codes(rows, parts * words))
+        if parts == 1:
+            codes = (flat.reshape(rows, words),)
+        else:
+            halves = jnp.transpose(flat.reshape(rows, 2, words), (0, 2, 1))
+            codes = tuple(lax.unstack(halves, axis=2))
+        scale = None
+        if size := tiles.scale_words(self.leaf.codec, rows, geometry.dim):
+            scale = launch.read(self.scales(rows, size))
+        return tiles.decode(self.leaf.codec, codes, scale, rows, geometry.dim)
+
+    def write(self, stored: tiles.Stored, rows: int) -> None:
+        codes = stored.codes[0]
+        if len(stored.codes) == 2:
+            codes = jnp.transpose(lax.stack(list(stored.codes), axis=2), (0, 2, 1))
+        words = codes.size // rows
+        launch.write(self.codes(rows, words), codes.reshape(rows * words))
+        if stored.scales is not None:
+            launch.write(self.scales(rows, stored.scales.shape[0]), stored.scales)
+
+
+def _parts(codec: Codec, dim: int) -> tuple[int, int]:
+    """(parts of a row, words of each)."""
+    parts = tiles.num_parts(codec)
+    return parts, tiles.words_per_row(codec, dim) // parts
+
+
+def pack(
+    pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
+    target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
+) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
+    tuning = _fitting(tuning or PACK, source)
+    pack_some = functools.partial(
+        _pack, pool, source=source, target=target, tuning=tuning, interpret=interpret
+    )
+    if not is_host(bank):
+        return pack_some(bank, pairs)
+    most = min(STAGED_PAGES, pairs.sources.shape[0])
+    lack = -pairs.sources.shape[0] % most
+    sources, targets = (jnp.pad(x, (0, lack)) for x in (pairs.sources, pairs.targets))
+    staged_ids = jnp.arange(most, dtype=jnp.int32)
+
+    def turn(i, carry):
+        bank, finite = carry
+        first, number = i * most, jnp.minimum(pairs.number - i * most, most)
+        some = [lax.dynamic_slice_in_dim(x, first, most) for x in (sources, targets)]
+        staging = lax.empty((most, bank.shape[1]), jnp.uint8)
+        staging, ok = pack_some(staging, Pairs(number, some[0], staged_ids, staged_ids))
+        bank = page_copy_kernels.store_records(
+            (staging,), bank, Pairs(number, staged_ids, some[1], staged_ids), axis=0,
+            interpret=interpret,
+        )  # fmt: skip
+        return bank, lax.dynamic_update_slice_in_dim(finite, ok, first, 0)
+
+    turns = (pairs.number + most - 1) // most
+    bank, finite = lax.fori_loop(0, turns, turn, (bank, jnp.ones(sources.shape, bool)))
+    return bank, finite[: pairs.sources.shape[0]]
+
+
+def _pack(
+    pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
+    target: PageLayout, tuning: Tuning, interpret: bool,
+) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
+    geometry, rows = _geometry(source, target), tuning.rows
+
+    def body(number_ref, sources_ref, targets_ref, planes_ref, *refs):
+        *leaf_refs, bank_ref, finite_ref = refs
+
+        def work(pair, formats, in_pool, in_record, row):
+            of_pool, of_record = formats
+            page, slot = sources_ref[pair], targets_ref[pair]
+            tile = _PoolTile(tuple(leaf_refs), of_pool, page, in_pool, row).read(geometry, rows)
+            stored = tiles.encode(of_record.codec, tile, geometry.dim, short=True)
+            _RecordTile(bank_ref, of_record, slot, in_record, row, geometry.rows).write(
+                stored, rows
+            )
+
+            @launch.when(~stored.finite)
+            def _():
+                launch.write(finite_ref.at[pair], jnp.int32(0))
+
+        _each_tile(geometry, rows, number_ref[0], planes_ref, work)
+
+    operands = [*_tables(pairs, geometry), *_pool_words(pool, source), _bank_words(bank)]
+    words, finite = launch.kernel_call(
+        body, [*operands, jnp.ones(pairs.sources.shape, jnp.int32)], 2, grid=(tuning.programs,),
+        name="requantize_pack", num_warps=tuning.num_warps, interpret=interpret,
+    )  # fmt: skip
+    return launch.of_words(words, bank), finite == 1
+
+
+def restore(
+    pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
+    target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
+) -> Payload:  # fmt: skip
+    tuning = _fitting(tuning or RESTORE, source)
+    geometry, rows = _geometry(source, target), tuning.rows
+
+    def body(number_ref, sources_ref, targets_ref, planes_ref, bank_ref, *leaf_refs):
+        def work(pair, formats, in_pool, in_record, row):
+            of_pool, of_record = formats
+            slot, page = sources_ref[pair], targets_ref[pair]
+            record = _RecordTile(bank_ref, of_record, slot, in_record, row, geometry.rows)
+            tile = record.read(geometry, rows)
+            stored = tiles.encode(of_pool.codec, tile, geometry.dim, short=True)
+            _PoolTile(leaf_refs, of_pool, page, in_pool, row).write(stored, rows)
+
+        _each_tile(geometry, rows, number_ref[0], planes_ref, work)
+
+    leaves = _pool_words(pool, source)
+    leaves = launch.kernel_call(
+        body, [*_tables(pairs, geometry), _bank_words(bank), *leaves], len(leaves),
+        grid=(tuning.programs,), name="requantize_restore", num_warps=tuning.num_warps,
+        interpret=interpret,
+    )  # fmt: skip
+    old = jax.tree.leaves(pool)
+    return unflatten(
+        source, [launch.of_words(x, leaf) for x, leaf in zip(leaves, old, strict=True)]
+    )
+
+
+def _fitting(tuning: Tuning, layout: PageLayout) -> Tuning:
+    """The tuning, with tiles no larger than a plane."""
+    return tuning._replace(rows=min(tuning.rows, layout.page_size))
+
+
+def _tables(pairs: Pairs, geometry: _Geometry) -> list[Array]:
+    return [pairs.number.reshape(1), pairs.sources, pairs.targets, jnp.asarray(geometry.planes)]
+
+
+def _bank_words(bank: UInt8[Array, "slots bytes"]) -> Int32[Array, "slots words"]:
+    return launch.as_words(bank, bank.shape[0], bank.shape[1] // launch.WORD)

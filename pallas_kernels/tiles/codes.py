@@ -1,0 +1,191 @@
+"""Codes of a tile, per codec: words to values, and values to words and scales."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int32
+
+from pallas_kernels.codecs import Codec, bits, fp8_e4m3, int8_g64
+from pallas_kernels.codecs.bf16 import Bf16
+from pallas_kernels.codecs.e2m1 import E2m1
+from pallas_kernels.codecs.four_bit import FourBit
+from pallas_kernels.codecs.fp8_e4m3 import Fp8E4m3
+from pallas_kernels.codecs.int4_g16 import Int4G16
+from pallas_kernels.codecs.int8_g64 import Int8G64
+from pallas_kernels.tiles import four_bit, scales
+from pallas_kernels.tiles.lanes import (
+    Grouped,
+    Lanes,
+    Tile,
+    byte_of,
+    each,
+    each_grouped,
+    group_max,
+    join_bytes,
+    join_pairs,
+    split_pairs,
+)
+
+WORD = 4  # bytes
+
+Words = tuple[Int32[Array, "row words"], ...]
+
+
+class Stored(NamedTuple):
+    """A tile as it is stored.
+
+    Attributes:
+      codes: `num_parts` of them, each [row, words].
+      scales: words of all rows, flat; None where the codec has none.
+      finite: whether every value was.
+    """
+
+    codes: Words
+    scales: Int32[Array, "words"] | None
+    finite: Bool[Array, ""]
+
+
+def words_per_row(codec: Codec, dim: int) -> int:
+    """Words of codes that one token of one head takes."""
+    return codec.code_width(dim) * jnp.dtype(codec.code_dtype).itemsize // WORD
+
+
+def num_parts(codec: Codec) -> int:
+    """In how many parts the words of a row are read and written: its halves, or as a whole."""
+    return 1 if isinstance(codec, FourBit) else 2
+
+
+def decode(
+    codec: Codec, codes: Words, scale: Int32[Array, "words"] | None, rows: int, dim: int
+) -> Tile:
+    """The values of a tile, in float32.
+
+    Args:
+      codec: that it is stored in.
+      codes: `num_parts` of them, each [row, words].
+      scale: words of all rows, flat; None where the codec has none.
+      rows: of the tile.
+      dim: channels.
+    """
+    if isinstance(codec, Bf16):
+        low, high = map(_bf16_lanes, codes)
+        return Tile(low, high)
+    assert scale is not None
+    by_group = scales.unpack(codec, scale, rows, dim)
+    if isinstance(codec, FourBit):
+        nibbles = four_bit.split_nibbles(codes[0])
+        return each_grouped(lambda s, c: four_bit.value(codec, c) * s, by_group, nibbles)
+    each_byte = Tile(*(tuple(byte_of(w, i) for i in range(4)) for w in codes))
+    if isinstance(codec, Int8G64):
+        return each_grouped(lambda s, c: _signed(c).astype(jnp.float32) * s, by_group, each_byte)
+    if isinstance(codec, Fp8E4m3):
+        return each_grouped(lambda s, c: bits.e4m3_to_float(c) * s, by_group, each_byte)
+    raise NotImplementedError(f"no tiles of {codec.name}.")
+
+
+def _bf16_lanes(words: Int32[Array, "row words"]) -> Lanes:
+    def low(w):
+        return bits.bits_float(w << 16)
+
+    def high(w):
+        return bits.bits_float(w & -65536)
+
+    first, second = split_pairs(words)
+    return low(first), high(first), low(second), high(second)
+
+
+def _signed(byte: Int32[Array, "..."]) -> Int32[Array, "..."]:
+    return (byte << 24) >> 24
+
+
+def encode(codec: Codec, tile: Tile, dim: int, *, short: bool) -> Stored:
+    """Stores a tile.
+
+    Bytes of a tile that is not finite are unspecified.
+
+    Args:
+      codec: to store it in.
+      tile: values.
+      dim: channels.
+      short: whether no value has more than 18 significant bits, as nothing decoded has; 4-bit codes
+        then cost less.
+    """
+    if isinstance(codec, Bf16):
+        return _encode_bf16(tile)
+    magnitude = each(jnp.abs, tile)
+    group = codec.group if isinstance(codec, FourBit) else dim
+    group = int8_g64.GROUP if isinstance(codec, Int8G64) else group
+    amax = group_max(magnitude, group, dim)
+    finite = _all_finite(amax)
+    if isinstance(codec, E2m1 | Int4G16):
+        code, scale = four_bit.encode(codec, magnitude, amax, dim, short=short)
+        words = four_bit.join_nibbles(each(four_bit.with_sign, code, tile))
+        scale = Grouped(*map(bits.round_to_e4m3, scale))
+        return Stored((words,), scales.pack(codec, scale, dim), finite)
+    if isinstance(codec, Int8G64):
+        code, scale_bits = _encode_int8(tile, magnitude, amax)
+    elif isinstance(codec, Fp8E4m3):
+        code, scale_bits = _encode_fp8(tile, magnitude, amax, dim)
+    else:
+        raise NotImplementedError(f"no tiles of {codec.name}.")
+    words = tuple(join_bytes(lanes) for lanes in code)
+    return Stored(words, scales.pack(codec, scale_bits, dim), finite)
+
+
+def _all_finite(amax: Grouped) -> Bool[Array, ""]:
+    # As numbers, since a NaN compares false. Not jnp.all: the lowering has no such reduction.
+    finite = [(x < jnp.inf).astype(jnp.int32) for x in amax]
+    return jnp.min(jnp.minimum(*finite)) == 1
+
+
+def _encode_bf16(tile: Tile) -> Stored:
+    rounded = each(lambda x: bits.float_bits(bits.round_to_bf16(x)), tile)
+
+    def words(lanes: Lanes) -> Array:
+        a, b, c, d = lanes
+        high = -65536
+        return join_pairs(((a >> 16) & 0xFFFF) | (b & high), ((c >> 16) & 0xFFFF) | (d & high))
+
+    # Infinities and NaNs have all exponent bits.
+    finite = each(lambda b: ((b & bits.INF_BITS) != bits.INF_BITS).astype(jnp.int32), rounded)
+    least = jnp.minimum(*(_least(lanes) for lanes in finite))
+    return Stored(tuple(map(words, rounded)), None, jnp.min(least) == 1)
+
+
+def _least(lanes: Lanes) -> Array:
+    return jnp.minimum(jnp.minimum(lanes[0], lanes[1]), jnp.minimum(lanes[2], lanes[3]))
+
+
+def _encode_int8(tile: Tile, magnitude: Tile, amax: Grouped) -> tuple[Tile, Grouped]:
+    def scale_of(x):
+        return bits.round_to_f16(jnp.minimum(x, int8_g64.MAX_MAGNITUDE) * (1.0 / int8_g64.MAX_CODE))
+
+    def code_of(s, m, x):
+        code = int8_g64.divide_to_int(jnp.minimum(m, int8_g64.MAX_MAGNITUDE)[..., None], s)[..., 0]
+        return jnp.where(bits.float_bits(x) < 0, -code, code) & 0xFF
+
+    scale = Grouped(*map(scale_of, amax))
+    return each_grouped(code_of, scale, magnitude, tile), Grouped(*map(_f16_bits, scale))
+
+
+def _f16_bits(x: Array) -> Int32[Array, "..."]:
+    half = lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint16)
+    return half.astype(jnp.int32)
+
+
+def _encode_fp8(tile: Tile, magnitude: Tile, amax: Grouped, dim: int) -> tuple[Tile, Grouped]:
+    def normal(x):
+        x = jnp.minimum(x, fp8_e4m3.MAX_MAGNITUDE)
+        return jnp.where(bits.float_bits(x) >= (1 << 23), x, 0.0)
+
+    scale = Grouped(*(fp8_e4m3.token_scale(normal(x)) for x in amax))
+
+    def code_of(s, m):
+        return bits.round_to_e4m3(normal(m) * bits.bits_float((254 << 23) - bits.float_bits(s)))
+
+    codes = each_grouped(code_of, scale, magnitude)
+    largest = group_max(codes, dim, dim)
+    kept = Grouped(*(jnp.where(c > 0, s, 0.0) for c, s in zip(largest, scale, strict=True)))
+    signed = each(lambda c, x: c | (((bits.float_bits(x) < 0) & (c > 0)) << 7), codes, tile)
+    return signed, Grouped(*map(bits.float_bits, kept))

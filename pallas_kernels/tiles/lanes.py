@@ -1,0 +1,112 @@
+"""Lanes: how the channels of a tile lie in its words, and what groups of them share."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float32, Int32
+
+Lanes = tuple[Array, Array, Array, Array]  # each [row, dim/8]
+
+
+class Tile(NamedTuple):
+    """Some rows of a plane; lane i of a half holds its channels 4j + i.
+
+    Attributes:
+      low: channels [0, dim/2).
+      high: channels [dim/2, dim).
+    """
+
+    low: Lanes
+    high: Lanes
+
+
+class Grouped(NamedTuple):
+    """One value per group of channels, [row, groups of a half], of each half.
+
+    A group wider than a half is in both.
+    """
+
+    low: Float32[Array, "row group"]
+    high: Float32[Array, "row group"]
+
+
+def each(function: Callable, *tiles: Tile) -> Tile:
+    """Applies an elementwise function to every lane."""
+    return Tile(
+        *(
+            tuple(function(*lanes) for lanes in zip(*halves, strict=True))
+            for halves in zip(*tiles, strict=True)
+        )
+    )
+
+
+def each_grouped(function: Callable, values: Grouped, *tiles: Tile) -> Tile:
+    """Applies function(group's value, channel's values...) to every channel."""
+    halves = []
+    for number, value in enumerate(values):
+        rest = [tile[number] for tile in tiles]
+        spread_out = spread(value, rest[0][0].shape[1])
+        halves.append(tuple(function(spread_out, *lanes) for lanes in zip(*rest, strict=True)))
+    return Tile(*halves)
+
+
+def spread(value: Array, columns: int) -> Array:
+    """One value per group to one per column."""
+    rows, groups = value.shape
+    if groups == columns:
+        return value
+    return jnp.broadcast_to(value[:, :, None], (rows, groups, columns // groups)).reshape(
+        rows, columns
+    )
+
+
+def groups_per_half(group: int, dim: int) -> int:
+    """Groups that a half has a value for."""
+    return max(1, dim // 2 // group)
+
+
+def reduce_groups(combine: Callable, reduce: Callable, tile: Tile, group: int, dim: int) -> Grouped:
+    """Combines the channels of each group: `combine` of two arrays, `reduce` along an axis."""
+    groups, halves = groups_per_half(group, dim), []
+    for lanes in tile:
+        both = combine(combine(lanes[0], lanes[1]), combine(lanes[2], lanes[3]))
+        rows, columns = both.shape
+        halves.append(
+            reduce(both.reshape(rows, groups, columns // groups), axis=-1)
+            if groups < columns
+            else both
+        )
+    if group > dim // 2:
+        halves = [combine(*halves)] * 2
+    return Grouped(*halves)
+
+
+def group_max(tile: Tile, group: int, dim: int) -> Grouped:
+    """The largest value of each group; a NaN if there is one."""
+    return reduce_groups(jnp.maximum, jnp.max, tile, group, dim)
+
+
+def byte_of(words: Int32[Array, "..."], number: int) -> Int32[Array, "..."]:
+    """Byte 0..3 of each word, in [0, 255]."""
+    return (words >> (8 * number)) & 0xFF
+
+
+def join_bytes(parts: tuple[Array, Array, Array, Array]) -> Int32[Array, "..."]:
+    """Words of four bytes in [0, 255]."""
+    a, b, c, d = parts
+    return a | (b << 8) | (c << 16) | (d << 24)
+
+
+def join_pairs(first: Array, second: Array) -> Int32[Array, "row twice"]:
+    """Two arrays of columns, alternating."""
+    rows, columns = first.shape
+    return lax.stack([first, second], axis=2).reshape(rows, 2 * columns)
+
+
+def split_pairs(x: Array) -> tuple[Array, Array]:
+    """The even and the odd columns."""
+    rows, columns = x.shape
+    first, second = lax.unstack(x.reshape(rows, columns // 2, 2), axis=2)
+    return first, second
