@@ -34,8 +34,19 @@ def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *map(line, cells[1:])])
 
 
+def reason(error: BaseException) -> str:
+    """An exception in one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
+
+
 def emit(module: str, record: Mapping[str, object], out: Path | None) -> None:
     """Prints a record as one JSON line, with device, versions and command; appends it to `out`."""
+    print(append(module, record, out))
+
+
+def append(module: str, record: Mapping[str, object], out: Path | None) -> str:
+    """The JSON line of `emit`, appended to `out`."""
     full = {
         **record,
         "device": jax.devices()[0].device_kind,
@@ -44,11 +55,11 @@ def emit(module: str, record: Mapping[str, object], out: Path | None) -> None:
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
     }
     text = json.dumps(full)
-    print(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a") as file:
             file.write(text + "\n")
+    return text
 
 
 def times_us(call: Callable[[int], object], repeats: int) -> list[float]:
