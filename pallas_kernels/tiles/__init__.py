@@ -6,6 +6,17 @@ in column j. So a word of four bytes is one column of four lanes, and no value c
 """
 
 from pallas_kernels.tiles.codes import Stored, decode, encode, num_parts, words_per_row
-from pallas_kernels.tiles.scales import scale_words
+from pallas_kernels.tiles.floats import decode_floats, without_nans
+from pallas_kernels.tiles.scales import scale_unit, scale_words
 
-__all__ = ["Stored", "decode", "encode", "num_parts", "scale_words", "words_per_row"]
+__all__ = [
+    "Stored",
+    "decode",
+    "decode_floats",
+    "encode",
+    "num_parts",
+    "scale_unit",
+    "scale_words",
+    "without_nans",
+    "words_per_row",
+]

@@ -14,22 +14,20 @@ from pallas_kernels.codecs.fp8_e4m3 import Fp8E4m3
 from pallas_kernels.codecs.int4_g16 import Int4G16
 from pallas_kernels.codecs.int8_g64 import Int8G64
 from pallas_kernels.tiles import four_bit, scales
+from pallas_kernels.tiles.floats import Words, bf16_lanes
 from pallas_kernels.tiles.lanes import (
     Grouped,
     Lanes,
     Tile,
-    byte_of,
     each,
     each_grouped,
     group_max,
     join_bytes,
     join_pairs,
-    split_pairs,
+    split_bytes,
 )
 
 WORD = 4  # bytes
-
-Words = tuple[Int32[Array, "row words"], ...]
 
 
 class Stored(NamedTuple):
@@ -37,12 +35,13 @@ class Stored(NamedTuple):
 
     Attributes:
       codes: `num_parts` of them, each [row, words].
-      scales: words of all rows, flat; None where the codec has none.
+      scales: words of all rows, flat, or the narrower units that `encode` was asked for; None where
+        the codec has none.
       finite: whether every value was.
     """
 
     codes: Words
-    scales: Int32[Array, "words"] | None
+    scales: Int32[Array, "units"] | None
     finite: Bool[Array, ""]
 
 
@@ -69,14 +68,14 @@ def decode(
       dim: channels.
     """
     if isinstance(codec, Bf16):
-        low, high = map(_bf16_lanes, codes)
+        low, high = map(bf16_lanes, codes)
         return Tile(low, high)
     assert scale is not None
     by_group = scales.unpack(codec, scale, rows, dim)
     if isinstance(codec, FourBit):
         nibbles = four_bit.split_nibbles(codes[0])
         return each_grouped(lambda s, c: four_bit.value(codec, c) * s, by_group, nibbles)
-    each_byte = Tile(*(tuple(byte_of(w, i) for i in range(4)) for w in codes))
+    each_byte = Tile(*map(split_bytes, codes))
     if isinstance(codec, Int8G64):
         return each_grouped(lambda s, c: _signed(c).astype(jnp.float32) * s, by_group, each_byte)
     if isinstance(codec, Fp8E4m3):
@@ -84,22 +83,11 @@ def decode(
     raise NotImplementedError(f"no tiles of {codec.name}.")
 
 
-def _bf16_lanes(words: Int32[Array, "row words"]) -> Lanes:
-    def low(w):
-        return bits.bits_float(w << 16)
-
-    def high(w):
-        return bits.bits_float(w & -65536)
-
-    first, second = split_pairs(words)
-    return low(first), high(first), low(second), high(second)
-
-
 def _signed(byte: Int32[Array, "..."]) -> Int32[Array, "..."]:
     return (byte << 24) >> 24
 
 
-def encode(codec: Codec, tile: Tile, dim: int, *, short: bool) -> Stored:
+def encode(codec: Codec, tile: Tile, dim: int, *, short: bool, unit: int = WORD) -> Stored:
     """Stores a tile.
 
     Bytes of a tile that is not finite are unspecified.
@@ -110,6 +98,7 @@ def encode(codec: Codec, tile: Tile, dim: int, *, short: bool) -> Stored:
       dim: channels.
       short: whether no value has more than 18 significant bits, as nothing decoded has; 4-bit codes
         then cost less.
+      unit: bytes of what scales are packed into; 1, 2 or 4.
     """
     if isinstance(codec, Bf16):
         return _encode_bf16(tile)
@@ -122,7 +111,7 @@ def encode(codec: Codec, tile: Tile, dim: int, *, short: bool) -> Stored:
         code, scale = four_bit.encode(codec, magnitude, amax, dim, short=short)
         words = four_bit.join_nibbles(each(four_bit.with_sign, code, tile))
         scale = Grouped(*map(bits.round_to_e4m3, scale))
-        return Stored((words,), scales.pack(codec, scale, dim), finite)
+        return Stored((words,), scales.pack(codec, scale, dim, unit), finite)
     if isinstance(codec, Int8G64):
         code, scale_bits = _encode_int8(tile, magnitude, amax)
     elif isinstance(codec, Fp8E4m3):
@@ -130,7 +119,7 @@ def encode(codec: Codec, tile: Tile, dim: int, *, short: bool) -> Stored:
     else:
         raise NotImplementedError(f"no tiles of {codec.name}.")
     words = tuple(join_bytes(lanes) for lanes in code)
-    return Stored(words, scales.pack(codec, scale_bits, dim), finite)
+    return Stored(words, scales.pack(codec, scale_bits, dim, unit), finite)
 
 
 def _all_finite(amax: Grouped) -> Bool[Array, ""]:

@@ -8,6 +8,7 @@ from pallas_kernels.codecs.e2m1 import E2m1
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.tiles.lanes import (
     Grouped,
+    Lanes,
     Tile,
     each,
     each_grouped,
@@ -23,7 +24,12 @@ _MANTISSAS = tuple(1.0 / (1.0 + m / 8) for m in range(8))
 
 def split_nibbles(words: Int32[Array, "row words"]) -> Tile:
     """Nibbles 0..15 of 4-bit rows: a byte's low one is of the low half."""
-    return Tile(*(tuple((words >> (8 * i + shift)) & 15 for i in range(4)) for shift in (0, 4)))
+
+    def half(shift: int) -> Lanes:
+        a, b, c, d = ((words >> (8 * i + shift)) & 15 for i in range(4))
+        return a, b, c, d
+
+    return Tile(half(0), half(4))
 
 
 def join_nibbles(tile: Tile) -> Int32[Array, "row words"]:

@@ -88,13 +88,13 @@ def group_max(tile: Tile, group: int, dim: int) -> Grouped:
     return reduce_groups(jnp.maximum, jnp.max, tile, group, dim)
 
 
-def byte_of(words: Int32[Array, "..."], number: int) -> Int32[Array, "..."]:
-    """Byte 0..3 of each word, in [0, 255]."""
-    return (words >> (8 * number)) & 0xFF
+def split_bytes(words: Int32[Array, "row words"]) -> Lanes:
+    """The four bytes of each word, in [0, 255]."""
+    return words & 0xFF, (words >> 8) & 0xFF, (words >> 16) & 0xFF, (words >> 24) & 0xFF
 
 
-def join_bytes(parts: tuple[Array, Array, Array, Array]) -> Int32[Array, "..."]:
-    """Words of four bytes in [0, 255]."""
+def join_bytes(parts: Lanes) -> Int32[Array, "row words"]:
+    """The inverse of `split_bytes`."""
     a, b, c, d = parts
     return a | (b << 8) | (c << 16) | (d << 24)
 

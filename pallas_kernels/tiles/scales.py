@@ -28,8 +28,16 @@ def unpack(codec: Codec, words: Int32[Array, "words"], rows: int, dim: int) -> G
     return Grouped(*lax.unstack(halves, axis=2))
 
 
-def pack(codec: Codec, codes: Grouped, dim: int) -> Int32[Array, "words"]:
-    """Words of scales that are given as their bit patterns."""
+def scale_unit(codec: Codec, dim: int) -> int:
+    """Bytes of the widest units, up to a word, that a token's scales fill and no other token's."""
+    if codec.scale_dtype is None:
+        return WORD
+    size = codec.scale_width(dim) * jnp.dtype(codec.scale_dtype).itemsize
+    return min(size, WORD)
+
+
+def pack(codec: Codec, codes: Grouped, dim: int, unit: int = WORD) -> Int32[Array, "units"]:
+    """Units of scales that are given as their bit patterns; of words by default."""
     size = jnp.dtype(codec.scale_dtype).itemsize
     width = codec.scale_width(dim)
     rows = codes.low.shape[0]
@@ -38,7 +46,7 @@ def pack(codec: Codec, codes: Grouped, dim: int) -> Int32[Array, "words"]:
     else:
         both = lax.stack([codes.low, codes.high], axis=2)
         flat = jnp.transpose(both, (0, 2, 1)).reshape(rows * width)
-    while size < WORD:
+    while size < unit:
         first, second = lax.unstack(flat.reshape(flat.shape[0] // 2, 2), axis=1)
         flat, size = first | (second << (8 * size)), 2 * size
     return flat
@@ -58,7 +66,7 @@ def _halve(x: Int32[Array, "n"], width: int) -> Int32[Array, "twice"]:
     return lax.stack([x & mask, (x >> width) & mask], axis=1).reshape(2 * x.shape[0])
 
 
-def f16_to_float(bits: Int32[Array, "n"]) -> Array:
+def f16_to_float(bits: Int32[Array, "..."]) -> Array:
     """The float32 of each float16 bit pattern; widening is exact."""
     half = lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16)
     return half.astype(jnp.float32)
