@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.page_layout import PageLayout
 
@@ -48,6 +49,7 @@ class Case(NamedTuple):
       host: positions in `args` of what lives in pinned host memory.
       donated: positions in `args` of what is updated in place.
       moved_bytes: read plus written, once each: what the floor is computed from.
+      make: draws the integer arguments, the last of `args`, where `ids` cannot describe them.
     """
 
     op: str
@@ -58,6 +60,7 @@ class Case(NamedTuple):
     host: tuple[int, ...]
     donated: tuple[int, ...]
     moved_bytes: int
+    make: Callable[[np.random.Generator], tuple[np.ndarray, ...]] | None = None
 
 
 def layout_of(model: ModelShape, codec: str) -> PageLayout:
