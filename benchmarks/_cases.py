@@ -8,7 +8,7 @@ that what it leaves out shows.
 import functools
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,10 +78,30 @@ def is_bank(x: Any) -> bool:
     return hasattr(x, "shape") and len(x.shape) == 2 and x.dtype == jnp.uint8
 
 
-def memory(*, host: bool) -> jax.sharding.SingleDeviceSharding:
-    """The memory of the device, or pinned host memory."""
+@functools.cache
+def _mesh() -> jax.sharding.Mesh:
+    return jax.sharding.Mesh([default_device()], ("x",))
+
+
+def memory(*, host: bool) -> jax.sharding.NamedSharding:
+    """The memory of the device, or pinned host memory.
+
+    Only a `NamedSharding` makes the memory a part of the type of an abstract array.
+    """
     kind = "pinned_host" if host else "device"
-    return jax.sharding.SingleDeviceSharding(default_device(), memory_kind=kind)
+    return jax.sharding.NamedSharding(_mesh(), jax.sharding.PartitionSpec(), memory_kind=kind)
+
+
+def abstract_args(case: Case) -> list[Any]:
+    """The arguments, abstract, each in the memory that it lives in."""
+
+    def placed(x, host):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=memory(host=host))
+
+    return [
+        jax.tree.map(functools.partial(placed, host=i in case.host), arg)
+        for i, arg in enumerate(case.args)
+    ]
 
 
 def list_positions(case: Case) -> tuple[int, ...]:
@@ -101,7 +121,8 @@ def id_lists(case: Case, rng: np.random.Generator, *, sentinels: bool) -> dict[i
             if ids.size >= TINY_IDS:
                 # Another place in each list, and another way not to exist.
                 ids.reshape(-1)[turn :: max(ids.size // 2, 3)] = (2**30, -1)[turn % 2]
-    return {i: jnp.asarray(ids) for i, ids in zip(positions, lists, strict=True)}
+    device = memory(host=False)
+    return {i: jax.device_put(ids, device) for i, ids in zip(positions, lists, strict=True)}
 
 
 def _distinct(case: Case, rng: np.random.Generator) -> list[np.ndarray]:
@@ -141,35 +162,38 @@ def layout_of(case: Case, spec: Any) -> PageLayout | None:
 def poisoned(spec: Any, *, host: bool) -> Any:
     """A pytree of arrays full of 0xFF."""
     if is_bank(spec) and host:
-        return _fill_bank(None, "poison", True)(
-            make_bank(spec.shape[0] - TRASH, spec.shape[1], host=True), 0
-        )
-    return jax.tree.map(lambda x: _poison(x.shape, jnp.dtype(x.dtype)), spec)
+        return _filled_bank(spec, None, "poison", host=True, seed=0)
+    make = _jitted(_poison)
+    return jax.tree.map(lambda x: make(x.shape, jnp.dtype(x.dtype)), spec)
 
 
 def _random(spec: Any, layout: PageLayout | None, rng: np.random.Generator, *, host: bool) -> Any:
     seed = int(rng.integers(2**31))
     if is_bank(spec) and (host or layout is not None):
-        bank = make_bank(spec.shape[0] - TRASH, spec.shape[1], host=host)
-        return _fill_bank(layout, "random", host)(bank, seed)
+        return _filled_bank(spec, layout, "random", host=host, seed=seed)
     if layout is not None:
-        return _random_pool(layout, jax.tree.leaves(spec)[0].shape[0], seed)
+        return _jitted(_random_pool)(layout, jax.tree.leaves(spec)[0].shape[0], seed)
     leaves, tree = jax.tree.flatten(spec)
-    made = [_random_leaf(x.shape, jnp.dtype(x.dtype), seed + i) for i, x in enumerate(leaves)]
+    make = _jitted(_random_leaf)
+    made = [make(x.shape, jnp.dtype(x.dtype), seed + i) for i, x in enumerate(leaves)]
     return jax.tree.unflatten(tree, made)
+
+
+@functools.cache
+def _jitted(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a function whose first two arguments are static; its results are on the device."""
+    return jax.jit(make, static_argnums=(0, 1), out_shardings=memory(host=False))
 
 
 def _bits(dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(f"uint{8 * dtype.itemsize}")
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _poison(shape, dtype):
     bits = _bits(dtype)
     return lax.bitcast_convert_type(jnp.full(shape, jnp.iinfo(bits).max, bits), dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _random_leaf(shape, dtype, seed):
     key = jax.random.key(seed)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -193,7 +217,6 @@ def _random_page(layout: PageLayout, key: jax.Array) -> Payload:
     return tuple(page)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _random_pool(layout: PageLayout, num_pages: int, seed):
     def body(i, pool):
         page = _random_page(layout, jax.random.fold_in(jax.random.key(seed), i))
@@ -202,10 +225,14 @@ def _random_pool(layout: PageLayout, num_pages: int, seed):
     return lax.fori_loop(0, num_pages, body, empty_payload(layout, num_pages))
 
 
-@functools.cache
-def _fill_bank(layout: PageLayout | None, what: str, host: bool):
-    """A jitted function that fills a bank slot by slot, wherever it lives."""
+def _filled_bank(spec: Any, layout: PageLayout | None, what: str, *, host: bool, seed: int):
+    """A bank filled slot by slot, wherever it lives."""
+    bank = make_bank(spec.shape[0] - TRASH, spec.shape[1], host=host)
+    return _filler(layout, what, host)(bank, seed)
 
+
+@functools.cache
+def _filler(layout: PageLayout | None, what: str, host: bool) -> Callable[..., Any]:
     def record(key, size):
         if what == "poison":
             return jnp.full(size, 0xFF, jnp.uint8)

@@ -22,7 +22,8 @@ from pallas_kernels.cases import Case
 CALL_US: Final = 5_000  # a timed call takes at least this long
 SHORT_US: Final = 2_000  # below, dispatch would show
 MOST_TURNS: Final = 400
-SLOW_US: Final = 200_000  # above, few repeats
+SLOW_US: Final = 200_000  # above, no more repeats than the fewest
+FEWEST: Final = 3
 
 
 class Times(NamedTuple):
@@ -55,8 +56,11 @@ class Program:
         self.lists = _cases.list_positions(case)
         self.compiled: Any = None
 
-    def compile(self, state: Any, rest: dict[int, Any]) -> "Program":
-        """Compiles for these arrays, which may be passed on to `__call__`."""
+    def compile(self) -> "Program":
+        """Compiles for arrays that `_cases` makes, before there are any."""
+        args = _cases.abstract_args(self.case)
+        state = tuple(args[i] for i in self.case.donated)
+        rest = {i: arg for i, arg in enumerate(args) if i not in self.case.donated}
         extra = jax.eval_shape(self._step, state, rest)[1]
         updated = tuple(_cases.memory(host=i in self.case.host) for i in self.case.donated)
         shardings = (updated, jax.tree.map(lambda _: _cases.memory(host=False), extra))
@@ -111,7 +115,7 @@ def row_us(call: Callable[[], Any], number: int) -> float:
     return (time.perf_counter_ns() - start) / 1e3 / number
 
 
-def alternate(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> dict[str, Times]:
+def alternate(calls: dict[Any, tuple[Callable[[], Any], int]], repeats: int) -> dict[Any, Times]:
     """Times each of `calls` in turn, so that a busy moment of the machine falls on all alike.
 
     Args:
@@ -120,12 +124,24 @@ def alternate(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> 
     """
     for call, _ in calls.values():
         jax.block_until_ready(call())
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Any, list[float]] = {name: [] for name in calls}
     for turn in range(repeats):
         for name, (call, number) in calls.items():
-            if turn < 3 or sum(times[name]) < 3 * SLOW_US:
+            if turn < FEWEST or sum(times[name]) * number < FEWEST * SLOW_US:
                 times[name].append(row_us(call, number))
     return {name: Times(tuple(sorted(each))) for name, each in times.items()}
+
+
+def summary(times: Times, floor: float, turns: int = 1) -> dict[str, Any]:
+    """What a row of the report says of times of `turns` calls each."""
+    low, high = times.quartiles
+    return {
+        "median_us": round(times.median / turns, 2),
+        "quartiles_us": [round(low / turns, 2), round(high / turns, 2)],
+        "floor_us": round(floor, 2),
+        "floor_ratio": round(floor * turns / times.median, 4),
+        "n": len(times.each),
+    }
 
 
 class Chain:
@@ -134,7 +150,7 @@ class Chain:
     def __init__(self, state: Any, rest: dict[int, Any]):
         self.state, self.rest = state, rest
 
-    def calls(self, program: Program) -> Callable[[], Any]:
+    def call_of(self, program: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[], Any]:
         """A call of one of them; it returns what has to be waited for."""
 
         def call():

@@ -5,7 +5,6 @@ cases. That they leave the same bytes is for `tests` and for the run without `--
 """
 
 import concurrent.futures
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +49,7 @@ class Search(NamedTuple):
     """One kernel at one shape.
 
     Attributes:
-      case: substring of the name of the case that it takes its arrays from, and of its op.
+      case: op and name of the case that it takes its arrays from.
       kernel: (args of the case, tuning) -> what is updated.
       start: where the search begins.
       grid: values per parameter, in the order of the search.
@@ -111,91 +110,93 @@ SEARCHES: Final = (
         TRANSCODING_FROM_HOST,
     ),
     Search(("page_copy", f"{_LARGE} to device"), _store, page_copy.ON_DEVICE, WITHIN_DEVICE),
-    Search(("page_copy", "bf16 within the pool"), _within, page_copy.ON_DEVICE, WITHIN_DEVICE),
+    Search(
+        ("page_copy", "qwen3.5-27b bf16 within the pool"), _within, page_copy.ON_DEVICE,
+        WITHIN_DEVICE,
+    ),
 )  # fmt: skip
 
 
 def tune(run: Any, floors: _floors.Floors) -> None:
     """Searches all of `SEARCHES`; one row a candidate, and the best of each."""
+    known = {(case.op, case.name): case for case in _cases.discover()}
     for search in SEARCHES:
         op, name = search.case
-        if run.args.k not in f"{op} {name}" or not op.startswith(run.args.op or ""):
-            continue
-        case = next((c for c in _cases.discover() if c.op == op and c.name.endswith(name)), None)
-        if case is None:
-            _report.progress(f"no case {op} {name}")
-            continue
-        run.guarded(op, f"tune {name}", lambda c=case, s=search: _search(run, c, s, floors))
+        if run.wants(op, name) and search.case in known:
+            case = known[search.case]
+            case = _cases.shrunk(case) if run.args.tiny else case
+            run.guarded(op, f"tune {name}", lambda c=case, s=search: _search(run, c, s, floors))
 
 
 def _search(run: Any, case: Case, search: Search, floors: _floors.Floors) -> None:
     rng = np.random.default_rng(0)
     rest = _cases.fixed_args(case, rng) | _cases.id_lists(case, rng, sentinels=False)
-    state, floor = _cases.updated_args(case), floors.us(case)
+    chain, floor = _timing.Chain(_cases.updated_args(case), rest), floors.us(case)
     turns = _timing.turns_for(floor)
-    best, known = search.start, {}
+    best, known, tried = search.start, {}, set()
     for field, values in search.grid:
-        tunings = [best._replace(**{field: value}) for value in values]
-        fresh = [tuning for tuning in dict.fromkeys([best, *tunings]) if tuning not in known]
-        programs = _compiled(run, case, search, fresh, (state, rest, turns))
-        state = _timed(programs, state, rest, turns, known)
-        if known:
-            best = min(known, key=lambda tuning: known[tuning].median)
+        tunings = [best, *(best._replace(**{field: value}) for value in values)]
+        fresh = [tuning for tuning in dict.fromkeys(tunings) if tuning not in tried]
+        tried |= set(fresh)
+        known |= _times(run, _Tuned(case, search, turns), fresh, chain)
+        if not known:
+            raise RuntimeError("no candidate compiles")
+        best = min(known, key=lambda tuning: known[tuning].median)
     for tuning, times in known.items():
-        low, high = times.quartiles
         run.add(
-            {"op": f"tune {case.op}", "spec": case.name, "implementation": "pallas",
-             "median_us": round(times.median, 2), "floor_us": round(floor, 2),
-             "floor_ratio": round(floor / times.median, 4), "bytes": case.moved_bytes,
-             "quartiles_us": [round(low, 2), round(high, 2)], "n": len(times.each),
-             "calls": turns, "tuning": tuning._asdict(), "best": tuning == best,
-             "note": ", ".join(f"{v} {k}" for k, v in tuning._asdict().items())}
-        )  # fmt: skip
+            _row(case, tuning)
+            | _timing.summary(times, floor, turns)
+            | {"bytes": case.moved_bytes, "calls": turns, "best": tuning == best}
+        )
 
 
-def _compiled(run: Any, case: Case, search: Search, tunings: list[Any], given: Any) -> dict:
-    """Programs by tuning, of those that compile."""
-    state, rest, turns = given
+def _row(case: Case, tuning: Any) -> dict[str, Any]:
+    return {
+        "op": f"tune {case.op}", "spec": case.name, "implementation": "pallas", "median_us": None,
+        "floor_us": None, "floor_ratio": None, "tuning": tuning._asdict(),
+        "note": ", ".join(f"{value} {name}" for name, value in tuning._asdict().items()),
+    }  # fmt: skip
 
-    def compile_one(tuning):
-        def step(state, rest):
-            args = dict(zip(case.donated, state, strict=True)) | rest
-            return (search.kernel([args[i] for i in range(len(case.args))], tuning, case),)
+
+class _Tuned(NamedTuple):
+    """A kernel at one shape, to be compiled with one tuning or another."""
+
+    case: Case
+    search: Search
+    turns: int
+
+    def compile(self, tuning: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+        case, lists = self.case, _cases.list_positions(self.case)
+
+        def step(i, state, rest):
+            ids, _ = lax.optimization_barrier(({k: rest[k] for k in lists}, i))
+            given = dict(zip(case.donated, state, strict=True)) | rest | ids
+            args = [given[position] for position in range(len(case.args))]
+            return (self.search.kernel(args, tuning, case),)
 
         def loop(state, rest):
-            return lax.fori_loop(0, turns, lambda _, state: step(state, rest), state)
+            return lax.fori_loop(0, self.turns, lambda i, s: step(i, s, rest), state), ()
 
+        args = _cases.abstract_args(case)
+        state = tuple(args[i] for i in case.donated)
+        rest = {i: arg for i, arg in enumerate(args) if i not in case.donated}
         updated = tuple(_cases.memory(host=i in case.host) for i in case.donated)
-        jitted = jax.jit(loop, donate_argnums=0, out_shardings=updated)
+        jitted = jax.jit(loop, donate_argnums=0, out_shardings=(updated, ()))
         return jitted.lower(state, rest).compile()
 
-    programs = {}
+
+def _times(run: Any, tuned: _Tuned, tunings: list[Any], chain: _timing.Chain) -> dict:
+    """Times by tuning, of those that compile."""
+    calls = {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for tuning, future in [(t, pool.submit(compile_one, t)) for t in tunings]:
+        for tuning, future in [(t, pool.submit(tuned.compile, t)) for t in tunings]:
             try:
-                programs[tuning] = future.result()
+                calls[tuning] = (chain.call_of(future.result()), 1)
             except Exception as error:
-                run.add(
-                    {"op": f"tune {case.op}", "spec": case.name, "implementation": "pallas",
-                     "median_us": None, "floor_us": None, "floor_ratio": None,
-                     "tuning": tuning._asdict(), "error": _report.reason(error)}
-                )  # fmt: skip
-    return programs
-
-
-def _timed(programs: dict, state: Any, rest: Any, turns: int, known: dict) -> Any:
-    """Times programs in turn into `known`; returns the state that they leave."""
-    times: dict[Any, list[float]] = {tuning: [] for tuning in programs}
-    for turn in range(6):
-        for tuning, program in programs.items():
-            start = time.perf_counter_ns()
-            state = jax.block_until_ready(program(state, rest))
-            if turn:
-                times[tuning].append((time.perf_counter_ns() - start) / 1e3 / turns)
-    known |= {tuning: _timing.Times(tuple(sorted(each))) for tuning, each in times.items()}
-    return state
+                run.add(_row(tuned.case, tuning) | {"error": _report.reason(error)})
+    return _timing.alternate(calls, run.args.repeats)
 
 
 def shown(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows for the table: of candidates the best alone."""
-    return [row for row in rows if row.get("best", True)]
+    return [row for row in rows if "tuning" not in row or row.get("best")]

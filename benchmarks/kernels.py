@@ -27,19 +27,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "100")
 
 import argparse
-import concurrent.futures
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import jax
-import numpy as np
 
-from benchmarks import _cases, _floors, _report, _timing, _tune
-from pallas_kernels.cases import Case
-
-IMPLEMENTATIONS: Final = ("pallas", "reference")
+from benchmarks import _cases, _floors, _measure, _report, _tune
 
 
 class Run:
@@ -53,6 +48,10 @@ class Run:
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         _report.append("benchmarks.kernels", row, self.args.out)
+
+    def wants(self, op: str, spec: str) -> bool:
+        """Whether a measurement of this name is asked for."""
+        return op.startswith(self.args.op or "") and self.args.k in f"{op} {spec}"
 
     @property
     def is_late(self) -> bool:
@@ -74,113 +73,6 @@ class Run:
         _report.progress(f"{op} {spec}: {time.monotonic() - start:.1f} s")
 
 
-def measure(case: Case, floors: _floors.Floors, run: Run) -> None:
-    """Checks one case and times its implementations."""
-    rng = np.random.default_rng(0)
-    fixed = _cases.fixed_args(case, rng)
-    odd, even = (fixed | _cases.id_lists(case, rng, sentinels=s) for s in (True, False))
-    floor = floors.us(case)
-    state = _cases.updated_args(case)
-    programs, reasons = compiled(case, state, even, floor)
-    for name, reason in reasons.items():
-        run.add(row_of(case, name, floor) | {"error": reason})
-    singles = [program for program in programs if program.turns == 1]
-    found: dict[str, Any] = {}
-    if len(singles) == len(IMPLEMENTATIONS):
-        other = _cases.updated_args(case)
-        ours, theirs = (p(s, odd) for p, s in zip(singles, (state, other), strict=True))
-        wrong = _cases.num_differing(ours, theirs)
-        found = {"equal": not wrong, "num_differing": wrong}
-        state = ours[0]
-        del other, ours, theirs
-    chain = _timing.Chain(state, even)
-    for program in singles:
-        steady = next((p for p in programs if p.turns > 1 and _same(p, program)), None)
-        steady = steady or needed_loop(program, chain)
-        if steady not in (None, *programs):
-            programs.append(steady)
-    times = steady_times(programs, chain, floor, run.args.repeats)
-    for program in singles:
-        run.add(row_of(case, program.implementation, floor) | times[program.implementation] | found)
-
-
-def _same(a: _timing.Program, b: _timing.Program) -> bool:
-    return a.implementation == b.implementation
-
-
-def row_of(case: Case, implementation: str, floor: float) -> dict[str, Any]:
-    """What a row says of a case before anything is measured."""
-    crossing = _cases.bus(case)
-    return {
-        "op": case.op, "spec": case.name, "implementation": implementation, "median_us": None,
-        "floor_us": round(floor, 2), "floor_ratio": None, "bytes": case.moved_bytes,
-        "bus_bytes": crossing[1] if crossing else 0,
-    }  # fmt: skip
-
-
-def compiled(
-    case: Case, state: Any, rest: dict[int, Any], floor: float
-) -> tuple[list[_timing.Program], dict[str, str]]:
-    """Every implementation that is able, and a loop of the kernel if calls are short."""
-    wanted = [_timing.Program(case, name) for name in IMPLEMENTATIONS]
-    if floor < _timing.SHORT_US:
-        wanted.append(_timing.Program(case, "pallas", _timing.turns_for(floor)))
-    programs, reasons = [], {}
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        futures = [pool.submit(program.compile, state, rest) for program in wanted]
-        for program, future in zip(wanted, futures, strict=True):
-            try:
-                programs.append(future.result())
-            except Exception as error:
-                reasons[program.implementation] = _report.reason(error)
-    return programs, reasons
-
-
-def needed_loop(program: _timing.Program, chain: _timing.Chain) -> _timing.Program | None:
-    """A loop of a program whose calls turn out short."""
-    call = chain.calls(program)
-    call()
-    us = min(_timing.row_us(call, 1) for _ in range(2))
-    if us > _timing.SHORT_US:
-        return None
-    turns = _timing.turns_for(us)
-    return _timing.Program(program.case, program.implementation, turns).compile(
-        chain.state, chain.rest
-    )
-
-
-def steady_times(
-    programs: list[_timing.Program], chain: _timing.Chain, floor: float, repeats: int
-) -> dict[str, dict[str, Any]]:
-    """What each implementation's row says of its times."""
-    rows = max(1, min(4, round(_timing.CALL_US / max(floor, 1.0))))
-    calls = {}
-    for program in programs:
-        call = chain.calls(program)
-        if program.turns == 1:
-            calls[program.implementation, "single"] = (call, 1, 1)
-            calls.setdefault((program.implementation, "steady"), (call, rows, 1))
-        else:
-            calls[program.implementation, "steady"] = (call, 1, program.turns)
-    times = _timing.alternate({k: (call, n) for k, (call, n, _) in calls.items()}, repeats)
-    found: dict[str, dict[str, Any]] = {}
-    for (name, kind), each in times.items():
-        _, number, turns = calls[name, kind]
-        row = found.setdefault(name, {})
-        if kind == "single":
-            row |= {"single_us": round(each.median, 2)}
-            continue
-        low, high = each.quartiles
-        row |= {
-            "median_us": round(each.median / turns, 2),
-            "quartiles_us": [round(low / turns, 2), round(high / turns, 2)],
-            "floor_ratio": round(floor * turns / each.median, 4),
-            "n": len(each.each),
-            "calls": number * turns,
-        }
-    return found
-
-
 def case_table(rows: list[dict[str, Any]]) -> str:
     """One line a case and implementation."""
 
@@ -199,6 +91,20 @@ def case_table(rows: list[dict[str, Any]]) -> str:
         )  # fmt: skip
     header = ("case", "by", "floor us", "us", "floor/us", "single us", "")
     return _report.table(header, lines)
+
+
+def measure_cases(run: Run, floors: _floors.Floors) -> None:
+    """Checks and times every case that is asked for."""
+    cases = [case for case in _cases.discover() if run.wants(case.op, case.name)]
+    cases = [_cases.shrunk(case) if run.args.tiny else case for case in cases]
+    start = time.monotonic()
+    built = _measure.build(cases, floors)
+    _report.progress(f"{len(cases)} cases compiled in {time.monotonic() - start:.0f} s")
+    for case, programs in zip(cases, built, strict=True):
+        run.guarded(
+            case.op, case.name,
+            lambda c=case, p=programs: _measure.measure(c, p, floors.us(c), run),
+        )  # fmt: skip
 
 
 def parsed() -> argparse.Namespace:
@@ -222,11 +128,7 @@ def main() -> int:
     if args.tune:
         _tune.tune(run, floors)
     else:
-        for case in _cases.discover():
-            wanted = args.op is None or case.op.startswith(args.op)
-            if wanted and args.k in f"{case.op} {case.name}":
-                case = _cases.shrunk(case) if args.tiny else case
-                run.guarded(case.op, case.name, lambda c=case: measure(c, floors, run))
+        measure_cases(run, floors)
     print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}")
     print(case_table(_tune.shown(run.rows)))
     return int(any(row.get("equal") is False or _is_failure(row) for row in run.rows))
