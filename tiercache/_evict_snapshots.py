@@ -6,11 +6,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from pallas_kernels.banks import write_record
+from pallas_kernels import page_copy
 from tiercache._host_room import host_room
 from tiercache._remove import node_mask, remove_snapshots
-from tiercache._snapshot import leaves_to_record
-from tiercache._transfer import compact, num_true, take_free
+from tiercache._transfer import num_true, take_free
 from tiercache.ids import NO_NODE, NO_SNAP
 from tiercache.prefix import PrefixIndex, set_host_snapshots
 from tiercache.reasons import Reason, first_reason
@@ -117,7 +116,8 @@ def store_snapshots(state: CacheState, node_ids, chosen, loose, spec: CacheSpec)
     state = remove_snapshots(state, jnp.zeros_like(room.evicted), room.evicted)
     new_ids = take_free(state.host.snapshot_node == NO_NODE, room.stored)
     snap_ids = index.snap_id.at[node_ids].get(mode="fill", fill_value=NO_SNAP)
-    bank = _store(state, snap_ids, new_ids, room.stored)
+    host_ids = jnp.where(room.stored, new_ids, NO_SNAP)
+    bank = page_copy.store_records(state.snapshots.leaves, host.snapshots, snap_ids, host_ids)
     stored_ids = jnp.where(room.stored, node_ids, NO_NODE)
     return state._replace(
         host=HostPool(
@@ -129,19 +129,6 @@ def store_snapshots(state: CacheState, node_ids, chosen, loose, spec: CacheSpec)
         index=set_host_snapshots(state.index, stored_ids, new_ids),
         counters=count(state.counters, snapshots_to_host=num_true(room.stored)),
     ), room
-
-
-def _store(state: CacheState, snap_ids, host_ids, mask: Bool[Array, "n"]):
-    number, snap_ids, host_ids = compact(mask, snap_ids, host_ids)
-
-    def body(i, bank):
-        leaves = tuple(
-            lax.dynamic_index_in_dim(x, snap_ids[i], 0, keepdims=False)
-            for x in state.snapshots.leaves
-        )
-        return write_record(bank, host_ids[i], leaves_to_record(leaves))
-
-    return lax.fori_loop(0, number, body, state.host.snapshots)
 
 
 def is_lease_end(index: PrefixIndex) -> Bool[Array, "node"]:

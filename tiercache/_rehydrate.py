@@ -4,12 +4,10 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from pallas_kernels.banks import read_record
-from pallas_kernels.page_layout import Payload, record_to_page, transcode_page, write_page
-from tiercache._transfer import NOTHING, compact, load_pages, num_true, take_free
+from pallas_kernels.requantize import restore as decode_slots
+from tiercache._transfer import NOTHING, load_pages, num_true, take_free
 from tiercache.ids import HOLE, NO_HOST, NO_NODE, entry_to_page, entry_to_slot
 from tiercache.prefix import Plan, set_entries
 from tiercache.reasons import Reason, first_reason
@@ -93,11 +91,13 @@ def rehydrate(
 
     new_ids = take_free(refs == 0, load)
     payload = load_pages(
-        state.pages.payload, state.host.pages, new_ids, sources.host_ids, sources.is_host,
-        spec.hot_layout,
-    )  # fmt: skip
-    slot_ids = entry_to_slot(sources.entries)
-    payload = _restore(state, payload, new_ids, slot_ids, restore, spec)
+        state.pages.payload, state.host.pages, new_ids, sources.host_ids, sources.is_host
+    )
+    if spec.num_cold_slots:
+        payload = decode_slots(
+            payload, state.cold.bank, jnp.where(restore, new_ids, NOTHING),
+            entry_to_slot(sources.entries), source=spec.hot_layout, target=spec.cold_layout,
+        )  # fmt: skip
 
     entries = jnp.where(load, new_ids, sources.entries)
     budget = spec.index_pages - num_true(state.index.entry >= 0)
@@ -131,23 +131,6 @@ def _is_pinned(state: CacheState, node_ids, row_id) -> Bool[Array, ""]:
     """Whether the row's lease holds the plan's path: else its copies may be gone."""
     path = state.index.leases.at[row_id].get(mode="fill", fill_value=NO_NODE)
     return jnp.all(path[1:] == node_ids)
-
-
-def _restore(
-    state: CacheState, payload: Payload, page_ids, slot_ids, mask, spec: CacheSpec
-) -> Payload:
-    """Decodes cold slots into new pages, in the layers' hot formats."""
-    if not spec.num_cold_slots:
-        return payload
-    number, page_ids, slot_ids = compact(mask, page_ids, slot_ids)
-
-    def body(i, payload):
-        record = read_record(state.cold.bank, slot_ids[i])
-        page = record_to_page(spec.cold_layout, record)
-        page, _ = transcode_page(page, spec.cold_layout, spec.hot_layout)
-        return write_page(payload, page_ids[i], page)
-
-    return lax.fori_loop(0, number, body, payload)
 
 
 def _publish(

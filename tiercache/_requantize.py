@@ -3,12 +3,10 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from pallas_kernels.banks import write_record
-from pallas_kernels.page_layout import page_to_record, read_page, transcode_page
-from tiercache._transfer import NOTHING, compact, num_true, take_free
+from pallas_kernels.requantize import pack
+from tiercache._transfer import NOTHING, num_true, take_free
 from tiercache.ids import HOLE, NO_PAGE, NO_SLOT, entry_to_page, slot_to_entry
 from tiercache.prefix import relocate
 from tiercache.reasons import Reason, first_reason
@@ -55,7 +53,11 @@ def requantize(
     still_open = _open_pages(state, spec).at[page_ids].get(mode="fill", fill_value=False)
     slot_ids = take_free(state.cold.refs == 0, asked & held & ~still_open)
     has_slot = slot_ids != NOTHING
-    bank, finite = _pack(state, page_ids, slot_ids, has_slot, spec)
+    # A page that is not finite keeps its place; its slot stays free, whatever is in it.
+    bank, finite = pack(
+        state.pages.payload, state.cold.bank, page_ids, slot_ids,
+        source=spec.hot_layout, target=spec.cold_layout,
+    )  # fmt: skip
     reason = first_reason(
         (asked & ~held, Reason.BAD_ID),
         (asked & still_open, Reason.OPEN_PAGE),
@@ -85,21 +87,6 @@ def _open_pages(state: CacheState, spec: CacheSpec) -> Bool[Array, "page"]:
     is_open = jnp.arange(spec.max_pages) >= (table.lengths // spec.page_size)[:, None]
     page_ids = jnp.where(is_open, entry_to_page(table.entries), NO_PAGE)
     return jnp.zeros(spec.num_pages, bool).at[page_ids].set(True, mode="drop")
-
-
-def _pack(state: CacheState, page_ids, slot_ids, mask: Bool[Array, "n"], spec: CacheSpec):
-    """(the bank with the packed pages, per page whether it was finite). Invalid ones are not kept:
-    their slot stays free, and its bytes do not matter."""
-    number, places, pages, slots = compact(mask, jnp.arange(mask.shape[0]), page_ids, slot_ids)
-
-    def body(i, carry):
-        bank, finite = carry
-        page = read_page(state.pages.payload, pages[i])
-        cold, ok = transcode_page(page, spec.hot_layout, spec.cold_layout)
-        bank = write_record(bank, slots[i], page_to_record(cold))
-        return bank, finite.at[places[i]].set(ok)
-
-    return lax.fori_loop(0, number, body, (state.cold.bank, jnp.ones(mask.shape, bool)))
 
 
 def _publish(table: BlockTable, page_ids, slot_ids, spec: CacheSpec) -> BlockTable:

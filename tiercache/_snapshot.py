@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int32, Shaped
 
-from pallas_kernels.banks import read_record
-from pallas_kernels.page_layout import from_bytes, to_bytes
-from tiercache._transfer import NOTHING, compact, num_true, take_free
+from pallas_kernels import page_copy
+from tiercache._transfer import NOTHING, num_true, take_free
 from tiercache.ids import NO_NODE, NO_SNAP
 from tiercache.prefix import SNAPSHOT_DEVICE, SNAPSHOT_HOST, SNAPSHOT_NONE, Plan
 from tiercache.reasons import Reason, first_reason
@@ -119,21 +118,16 @@ def _places(pool: SnapshotPool, row_ids, tokens, same: Bool[Array, "n slot"], va
 
 
 def _copy_in(state: CacheState, row_ids, leaves: Leaves | None, snap_ids, mask, spec: CacheSpec):
-    """The snapshot leaves after the copies; each loop turn moves one state."""
+    """The snapshot leaves after the copies."""
     _check_leaves(leaves, row_ids.shape[0], spec)
-    number, places, rows, slots = compact(mask, jnp.arange(mask.shape[0]), row_ids, snap_ids)
-
-    def body(i, pool):
-        if leaves is None:
-            new = [lax.dynamic_index_in_dim(x, rows[i], 1, keepdims=False) for x in state.live]
-        else:
-            new = [lax.dynamic_index_in_dim(x, places[i], 0, keepdims=False) for x in leaves]
-        return tuple(
-            lax.dynamic_update_index_in_dim(old, x, slots[i], 0)
-            for old, x in zip(pool, new, strict=True)
-        )
-
-    return lax.fori_loop(0, number, body, state.snapshots.leaves)
+    number = row_ids.shape[0]
+    later = jnp.tri(number, k=-1, dtype=bool).T
+    overwritten = jnp.any(later & mask & (snap_ids[:, None] == snap_ids), axis=1)
+    snap_ids = jnp.where(mask & ~overwritten, snap_ids, NO_SNAP)
+    pool = state.snapshots.leaves
+    if leaves is None:
+        return page_copy.copy_items(state.live, pool, row_ids, snap_ids, source_axis=1)
+    return page_copy.copy_items(leaves, pool, jnp.arange(number, dtype=jnp.int32), snap_ids)
 
 
 def _check_leaves(leaves: Leaves | None, number: int, spec: CacheSpec):
@@ -219,37 +213,12 @@ def _clear_rows(live: Leaves, row_id, condition) -> Leaves:
 def _from_device(state: CacheState, live, row_id, snap_id, condition, spec: CacheSpec):
     if not spec.num_snapshots:
         return live
-
-    def update(live):
-        new = tuple(
-            lax.dynamic_index_in_dim(x, snap_id, 0, keepdims=False) for x in state.snapshots.leaves
-        )
-        return _set_row(live, row_id, new)
-
-    return _once(condition, update, live)
+    row_ids = jnp.where(condition, row_id, NOTHING)[None]
+    return page_copy.copy_items(state.snapshots.leaves, live, snap_id[None], row_ids, target_axis=1)
 
 
 def _from_host(state: CacheState, live, row_id, host_id, condition, spec: CacheSpec):
-    if not spec.num_host_snapshots:
+    if not spec.num_host_snapshots or not live:
         return live
-
-    def update(live):
-        record = read_record(state.host.snapshots, host_id)
-        return _set_row(live, row_id, record_to_leaves(record, spec))
-
-    return _once(condition, update, live)
-
-
-def leaves_to_record(leaves: Leaves) -> Shaped[Array, "bytes"]:
-    """One snapshot as bytes: its leaves one after the other."""
-    return jnp.concatenate([to_bytes(leaf) for leaf in leaves])
-
-
-def record_to_leaves(record: Shaped[Array, "bytes"], spec: CacheSpec) -> Leaves:
-    """The leaves that `leaves_to_record` made the record of."""
-    leaves, offset = [], 0
-    for leaf in spec.snapshot_leaves:
-        part = lax.slice_in_dim(record, offset, offset + leaf.num_bytes)
-        leaves.append(from_bytes(part, leaf.shape, leaf.dtype))
-        offset += leaf.num_bytes
-    return tuple(leaves)
+    row_ids = jnp.where(condition, row_id, NOTHING)[None]
+    return page_copy.load_records(live, state.host.snapshots, row_ids, host_id[None], axis=1)

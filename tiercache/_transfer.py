@@ -1,22 +1,15 @@
-"""Allocation by reference count, and the loops that move whole pages between tiers.
+"""Allocation by reference count, and whole pages between tiers.
 
-Loops run as many times as there are pages to move, so an update touches only those: no id that does
-not exist is ever written, and the memory in flight is one page.
+What moves is what there is to move, not what there might be: no id that does not exist is ever
+written. On a GPU kernels do it, elsewhere loops: see `pallas_kernels.page_copy`.
 """
 
+import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Int32, UInt8
 
-from pallas_kernels.banks import read_record, write_record
-from pallas_kernels.page_layout import (
-    PageLayout,
-    Payload,
-    page_to_record,
-    read_page,
-    record_to_page,
-    write_page,
-)
+from pallas_kernels import page_copy
+from pallas_kernels.page_layout import Payload
 
 NOTHING = 2**30  # past every pool
 
@@ -51,15 +44,9 @@ def store_pages(
     slot_ids: Int32[Array, "n"],
     mask: Bool[Array, "n"],
 ) -> UInt8[Array, "slots bytes"]:
-    """Copies pages, as records, to slots of a bank where `mask` holds; both ids exist there."""
-    if not page_ids.size:
-        return bank
-    number, page_ids, slot_ids = compact(mask, page_ids, slot_ids)
-
-    def body(i, bank):
-        return write_record(bank, slot_ids[i], page_to_record(read_page(payload, page_ids[i])))
-
-    return lax.fori_loop(0, number, body, bank)
+    """Copies pages, as records, to slots of a bank where `mask` holds and both ids exist."""
+    slot_ids = jnp.where(mask, slot_ids, NOTHING)
+    return page_copy.store_records(tuple(jax.tree.leaves(payload)), bank, page_ids, slot_ids)
 
 
 def load_pages(
@@ -68,18 +55,11 @@ def load_pages(
     page_ids: Int32[Array, "n"],
     slot_ids: Int32[Array, "n"],
     mask: Bool[Array, "n"],
-    layout: PageLayout,
 ) -> Payload:
-    """Copies records of a bank into pages where `mask` holds; both ids must exist there."""
-    if not page_ids.size:
-        return payload
-    number, page_ids, slot_ids = compact(mask, page_ids, slot_ids)
-
-    def body(i, payload):
-        page = record_to_page(layout, read_record(bank, slot_ids[i]))
-        return write_page(payload, page_ids[i], page)
-
-    return lax.fori_loop(0, number, body, payload)
+    """Copies records of a bank into pages where `mask` holds and both ids exist."""
+    page_ids = jnp.where(mask, page_ids, NOTHING)
+    leaves, tree = jax.tree.flatten(payload)
+    return tree.unflatten(page_copy.load_records(tuple(leaves), bank, page_ids, slot_ids))
 
 
 def copy_pages(
@@ -88,10 +68,7 @@ def copy_pages(
     target_ids: Int32[Array, "n"],
     mask: Bool[Array, "n"],
 ) -> Payload:
-    """Copies pages within the pool where `mask` holds; both ids must exist there."""
-    number, source_ids, target_ids = compact(mask, source_ids, target_ids)
-
-    def body(i, payload):
-        return write_page(payload, target_ids[i], read_page(payload, source_ids[i]))
-
-    return lax.fori_loop(0, number, body, payload)
+    """Copies pages within the pool where `mask` holds and both ids exist."""
+    target_ids = jnp.where(mask, target_ids, NOTHING)
+    leaves, tree = jax.tree.flatten(payload)
+    return tree.unflatten(page_copy.copy_within(tuple(leaves), source_ids, target_ids))
