@@ -179,6 +179,11 @@ def _random(spec: Any, layout: PageLayout | None, rng: np.random.Generator, *, h
     return jax.tree.unflatten(tree, made)
 
 
+def random_array(spec: Any) -> jax.Array:
+    """One array on the device."""
+    return _jitted(_random_leaf)(spec.shape, jnp.dtype(spec.dtype), 0)
+
+
 @functools.cache
 def _jitted(make: Callable[..., Any]) -> Callable[..., Any]:
     """Of a function whose first two arguments are static; its results are on the device."""

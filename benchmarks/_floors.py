@@ -1,13 +1,12 @@
 """What the machine can do at best, measured in the same run: the floors of all other numbers."""
 
-import importlib
 import time
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import _cases, _report
+from benchmarks import _cases, _report, _torch
 from pallas_kernels.cases import Case
 
 GIB: Final = 2**30
@@ -83,9 +82,7 @@ def _xla_copy(size: int, repeats: int) -> dict[str, Any]:
 
 
 def _torch_copy(size: int, repeats: int) -> dict[str, Any]:
-    torch = importlib.import_module("torch")
-    if not torch.cuda.is_available():
-        raise RuntimeError("torch sees no GPU")
+    torch = _torch.imported()
     source = torch.randint(0, 2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     times = []

@@ -47,8 +47,7 @@ def emit(module: str, record: Mapping[str, object], out: Path | None) -> None:
 
 def append(module: str, record: Mapping[str, object], out: Path | None) -> str:
     """The JSON line of `emit`, appended to `out`."""
-    full = {
-        **record,
+    full = dict(record) | {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),

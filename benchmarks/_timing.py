@@ -61,10 +61,10 @@ class Program:
         args = _cases.abstract_args(self.case)
         state = tuple(args[i] for i in self.case.donated)
         rest = {i: arg for i, arg in enumerate(args) if i not in self.case.donated}
-        extra = jax.eval_shape(self._step, state, rest)[1]
+        extra = jax.eval_shape(self.step, state, rest)[1]
         updated = tuple(_cases.memory(host=i in self.case.host) for i in self.case.donated)
         shardings = (updated, jax.tree.map(lambda _: _cases.memory(host=False), extra))
-        step = functools.partial(self._loop, extra) if self.turns > 1 else self._step
+        step = functools.partial(self._loop, extra) if self.turns > 1 else self.step
         jitted = jax.jit(step, donate_argnums=0, out_shardings=shardings)
         self.compiled = jitted.lower(state, rest).compile()
         return self
@@ -73,7 +73,8 @@ class Program:
         """(what was updated, what else is returned)."""
         return self.compiled(state, rest)
 
-    def _step(self, state: Any, rest: dict[int, Any]) -> tuple[Any, Any]:
+    def step(self, state: Any, rest: dict[int, Any]) -> tuple[Any, Any]:
+        """What is compiled, once."""
         given = dict(zip(self.case.donated, state, strict=True)) | rest
         args = [given[i] for i in range(len(self.case.args))]
         out = self.case.call(*args, implementation=self.implementation)
@@ -87,7 +88,7 @@ class Program:
         def body(i, carry):
             ids = {k: v for k, v in rest.items() if k in self.lists}
             ids, _ = lax.optimization_barrier((ids, i))
-            return self._step(carry[0], rest | ids)
+            return self.step(carry[0], rest | ids)
 
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), extra)
         return lax.fori_loop(0, self.turns, body, (state, nothing))

@@ -34,7 +34,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import _cases, _floors, _measure, _report, _tune
+from benchmarks import _cases, _claims, _floors, _measure, _peers, _processes, _report, _tune
 
 
 class Run:
@@ -95,7 +95,9 @@ def case_table(rows: list[dict[str, Any]]) -> str:
 
 def measure_cases(run: Run, floors: _floors.Floors) -> None:
     """Checks and times every case that is asked for."""
-    cases = [case for case in _cases.discover() if run.wants(case.op, case.name)]
+    cases = [
+        case for case in (*_cases.discover(), *_claims.planes()) if run.wants(case.op, case.name)
+    ]
     cases = [_cases.shrunk(case) if run.args.tiny else case for case in cases]
     start = time.monotonic()
     built = _measure.build(cases, floors)
@@ -107,6 +109,13 @@ def measure_cases(run: Run, floors: _floors.Floors) -> None:
         )  # fmt: skip
 
 
+def measure_claims(run: Run, floors: _floors.Floors) -> None:
+    """Measures what concerns several ops together."""
+    for claim in (_claims.both_directions, _claims.prefix_restore):
+        if run.wants(claim.__name__, ""):
+            run.guarded(claim.__name__, "", lambda c=claim: c(run, floors))
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--op", help="only cases of this op, or of ops that begin so")
@@ -115,6 +124,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=240, help="nothing is begun after these")
     parser.add_argument("--tune", action="store_true", help="time candidates for Tuning instead")
     parser.add_argument("--tiny", action="store_true", help="small arrays, for a test without GPU")
+    parser.add_argument(
+        "--banks", nargs="*", metavar="GIB[:LIMIT]",
+        help="also update large host banks, with so many GiB that may be pinned",
+    )  # fmt: skip
+    parser.add_argument("--dispatch", action="store_true", help="also time a step on the host")
+    parser.add_argument("--flashinfer", metavar="PATH", help="its wheel, folder or kernel's source")
     _report.add_out(parser)
     return parser.parse_args()
 
@@ -122,13 +137,18 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     args = parsed()
     run = Run(args)
+    # First, and before JAX takes memory of either kind here.
+    found = _processes.banks(args.banks or list(_processes.BANKS)) if args.banks is not None else []
+    found += _processes.dispatch() if args.dispatch else []
     floors = _floors.measure(tiny=args.tiny)
-    for row in floors.rows:
+    for row in (*found, *floors.rows):
         run.add(row)
     if args.tune:
         _tune.tune(run, floors)
     else:
         measure_cases(run, floors)
+        _peers.measure(run, floors)
+        measure_claims(run, floors)
     print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}")
     print(case_table(_tune.shown(run.rows)))
     return int(any(row.get("equal") is False or _is_failure(row) for row in run.rows))
