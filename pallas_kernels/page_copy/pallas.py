@@ -7,7 +7,6 @@ to fill the bus, and nearly all multiprocessors left to whatever else runs.
 
 from typing import Any, Final, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped, UInt8
 
 from pallas_kernels import launch
@@ -167,9 +166,9 @@ def copy_items(
 
         def part(ref, item_id, leaf, piece, word):
             span = spans[leaf]
-            if ref.shape[0] == 1:
-                piece, word = jnp.int32(0), piece * span.words + word
-            return ref.at[piece, item_id, launch.dslice(word, span.size)]
+            finer = span.pieces // ref.shape[0]
+            word += piece % finer * span.words
+            return ref.at[piece // finer, item_id, launch.dslice(word, span.size)]
 
         def move(pair, leaf, piece, word, mask):
             source = part(old_refs[leaf], sources_ref[pair], leaf, piece, word)
