@@ -37,8 +37,9 @@ class Tuning(NamedTuple):
     num_warps: int
 
 
-PACK: Final = Tuning(132 * 16, 16, 4)
-RESTORE: Final = Tuning(132 * 16, 16, 4)
+PACK: Final = Tuning(132 * 64, 32, 4)
+RESTORE: Final = Tuning(132 * 64, 32, 4)
+RESTORE_FROM_HOST: Final = Tuning(132, 16, 4)
 STAGED_PAGES: Final = 64  # records of a device copy on the way to host memory
 
 
@@ -252,7 +253,7 @@ def _pack(
             of_pool, of_record = formats
             page, slot = sources_ref[pair], targets_ref[pair]
             tile = _PoolTile(tuple(leaf_refs), of_pool, page, in_pool, row).read(geometry, rows)
-            stored = tiles.encode(of_record.codec, tile, geometry.dim, short=True)
+            stored = _encode(of_pool.codec, of_record.codec, tile, geometry.dim)
             _RecordTile(bank_ref, of_record, slot, in_record, row, geometry.rows).write(
                 stored, rows
             )
@@ -275,7 +276,8 @@ def restore(
     pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
     target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
 ) -> Payload:  # fmt: skip
-    tuning = _fitting(tuning or RESTORE, source)
+    tuning = tuning or (RESTORE_FROM_HOST if is_host(bank) else RESTORE)
+    tuning = _fitting(tuning, source)
     geometry, rows = _geometry(source, target), tuning.rows
 
     def body(number_ref, sources_ref, targets_ref, planes_ref, bank_ref, *leaf_refs):
@@ -284,7 +286,7 @@ def restore(
             slot, page = sources_ref[pair], targets_ref[pair]
             record = _RecordTile(bank_ref, of_record, slot, in_record, row, geometry.rows)
             tile = record.read(geometry, rows)
-            stored = tiles.encode(of_pool.codec, tile, geometry.dim, short=True)
+            stored = _encode(of_record.codec, of_pool.codec, tile, geometry.dim)
             _PoolTile(leaf_refs, of_pool, page, in_pool, row).write(stored, rows)
 
         _each_tile(geometry, rows, number_ref[0], planes_ref, work)
@@ -299,6 +301,10 @@ def restore(
     return unflatten(
         source, [launch.of_words(x, leaf) for x, leaf in zip(leaves, old, strict=True)]
     )
+
+
+def _encode(source: Codec, target: Codec, tile, dim: int) -> tiles.Stored:
+    return tiles.encode(target, tile, dim, short=True, narrow=tiles.is_narrow(source))
 
 
 def _fitting(tuning: Tuning, layout: PageLayout) -> Tuning:

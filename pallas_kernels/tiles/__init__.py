@@ -5,7 +5,14 @@ which share the bytes of a 4-bit code; each half is four *lanes*, lane i holding
 in column j. So a word of four bytes is one column of four lanes, and no value changes its thread.
 """
 
-from pallas_kernels.tiles.codes import Stored, decode, encode, num_parts, words_per_row
+from pallas_kernels.tiles.codes import (
+    Stored,
+    decode,
+    encode,
+    is_narrow,
+    num_parts,
+    words_per_row,
+)
 from pallas_kernels.tiles.floats import decode_floats, without_nans
 from pallas_kernels.tiles.scales import scale_unit, scale_words
 
@@ -14,6 +21,7 @@ __all__ = [
     "decode",
     "decode_floats",
     "encode",
+    "is_narrow",
     "num_parts",
     "scale_unit",
     "scale_words",

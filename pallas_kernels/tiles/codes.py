@@ -8,12 +8,10 @@ from jaxtyping import Array, Bool, Int32
 
 from pallas_kernels.codecs import Codec, bits, fp8_e4m3, int8_g64
 from pallas_kernels.codecs.bf16 import Bf16
-from pallas_kernels.codecs.e2m1 import E2m1
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.codecs.fp8_e4m3 import Fp8E4m3
-from pallas_kernels.codecs.int4_g16 import Int4G16
 from pallas_kernels.codecs.int8_g64 import Int8G64
-from pallas_kernels.tiles import four_bit, scales
+from pallas_kernels.tiles import four_bit, quotients, scales
 from pallas_kernels.tiles.floats import Words, bf16_lanes
 from pallas_kernels.tiles.lanes import (
     Grouped,
@@ -22,6 +20,7 @@ from pallas_kernels.tiles.lanes import (
     each,
     each_grouped,
     group_max,
+    is_finite,
     join_bytes,
     join_pairs,
     split_bytes,
@@ -56,7 +55,7 @@ def num_parts(codec: Codec) -> int:
 
 
 def decode(
-    codec: Codec, codes: Words, scale: Int32[Array, "words"] | None, rows: int, dim: int
+    codec: Codec, codes: Words, scale: Int32[Array, "flat"] | None, rows: int, dim: int
 ) -> Tile:
     """The values of a tile, in float32.
 
@@ -74,12 +73,12 @@ def decode(
     by_group = scales.unpack(codec, scale, rows, dim)
     if isinstance(codec, FourBit):
         nibbles = four_bit.split_nibbles(codes[0])
-        return each_grouped(lambda s, c: four_bit.value(codec, c) * s, by_group, nibbles)
+        return each_grouped(lambda s, w: four_bit.value(codec, w) * s, (by_group,), nibbles)
     each_byte = Tile(*map(split_bytes, codes))
     if isinstance(codec, Int8G64):
-        return each_grouped(lambda s, c: _signed(c).astype(jnp.float32) * s, by_group, each_byte)
+        return each_grouped(lambda s, c: _signed(c).astype(jnp.float32) * s, (by_group,), each_byte)
     if isinstance(codec, Fp8E4m3):
-        return each_grouped(lambda s, c: bits.e4m3_to_float(c) * s, by_group, each_byte)
+        return each_grouped(lambda s, c: bits.e4m3_to_float(c) * s, (by_group,), each_byte)
     raise NotImplementedError(f"no tiles of {codec.name}.")
 
 
@@ -87,7 +86,9 @@ def _signed(byte: Int32[Array, "..."]) -> Int32[Array, "..."]:
     return (byte << 24) >> 24
 
 
-def encode(codec: Codec, tile: Tile, dim: int, *, short: bool, unit: int = WORD) -> Stored:
+def encode(
+    codec: Codec, tile: Tile, dim: int, *, short: bool, narrow: bool = False, unit: int = WORD
+) -> Stored:
     """Stores a tile.
 
     Bytes of a tile that is not finite are unspecified.
@@ -96,66 +97,66 @@ def encode(codec: Codec, tile: Tile, dim: int, *, short: bool, unit: int = WORD)
       codec: to store it in.
       tile: values.
       dim: channels.
-      short: whether no value has more than 18 significant bits, as nothing decoded has; 4-bit codes
-        then cost less.
+      short: whether no value has more than 18 significant bits, as nothing decoded has; codes then
+        cost less.
+      narrow: whether no value has more than 8, so that bfloat16 holds them all.
       unit: bytes of what scales are packed into; 1, 2 or 4.
     """
     if isinstance(codec, Bf16):
-        return _encode_bf16(tile)
-    magnitude = each(jnp.abs, tile)
-    group = codec.group if isinstance(codec, FourBit) else dim
-    group = int8_g64.GROUP if isinstance(codec, Int8G64) else group
-    amax = group_max(magnitude, group, dim)
-    finite = _all_finite(amax)
-    if isinstance(codec, E2m1 | Int4G16):
-        code, scale = four_bit.encode(codec, magnitude, amax, dim, short=short)
-        words = four_bit.join_nibbles(each(four_bit.with_sign, code, tile))
-        scale = Grouped(*map(bits.round_to_e4m3, scale))
-        return Stored((words,), scales.pack(codec, scale, dim, unit), finite)
+        return _encode_bf16(tile, narrow)
+    if isinstance(codec, FourBit):
+        packed = four_bit.encode(codec, tile, dim, short=short)
+        return Stored((packed.words,), scales.pack(codec, packed.scales, dim, unit), packed.finite)
     if isinstance(codec, Int8G64):
-        code, scale_bits = _encode_int8(tile, magnitude, amax)
+        code, scale_bits = _encode_int8(tile, dim, short)
     elif isinstance(codec, Fp8E4m3):
-        code, scale_bits = _encode_fp8(tile, magnitude, amax, dim)
+        code, scale_bits = _encode_fp8(tile, dim)
     else:
         raise NotImplementedError(f"no tiles of {codec.name}.")
     words = tuple(join_bytes(lanes) for lanes in code)
-    return Stored(words, scales.pack(codec, scale_bits, dim, unit), finite)
+    return Stored(words, scales.pack(codec, scale_bits, dim, unit), is_finite(tile))
 
 
-def _all_finite(amax: Grouped) -> Bool[Array, ""]:
-    # As numbers, since a NaN compares false. Not jnp.all: the lowering has no such reduction.
-    finite = [(x < jnp.inf).astype(jnp.int32) for x in amax]
-    return jnp.min(jnp.minimum(*finite)) == 1
+def is_narrow(codec: Codec) -> bool:
+    """Whether what is decoded from a codec has at most 8 significant bits."""
+    return not isinstance(codec, Int8G64)
 
 
-def _encode_bf16(tile: Tile) -> Stored:
-    rounded = each(lambda x: bits.float_bits(bits.round_to_bf16(x)), tile)
+def _encode_bf16(tile: Tile, narrow: bool) -> Stored:
+    patterns = each(bits.float_bits, tile if narrow else each(bits.round_to_bf16, tile))
 
     def words(lanes: Lanes) -> Array:
+        def pair(low, high):
+            return lax.shift_right_logical(low, 16) | (high & -65536)
+
         a, b, c, d = lanes
-        high = -65536
-        return join_pairs(((a >> 16) & 0xFFFF) | (b & high), ((c >> 16) & 0xFFFF) | (d & high))
+        return join_pairs(pair(a, b), pair(c, d))
 
-    # Infinities and NaNs have all exponent bits.
-    finite = each(lambda b: ((b & bits.INF_BITS) != bits.INF_BITS).astype(jnp.int32), rounded)
-    least = jnp.minimum(*(_least(lanes) for lanes in finite))
-    return Stored(tuple(map(words, rounded)), None, jnp.min(least) == 1)
+    return Stored(tuple(map(words, patterns)), None, is_finite(tile))
 
 
-def _least(lanes: Lanes) -> Array:
-    return jnp.minimum(jnp.minimum(lanes[0], lanes[1]), jnp.minimum(lanes[2], lanes[3]))
+def _encode_int8(tile: Tile, dim: int, short: bool) -> tuple[Tile, Grouped]:
+    magnitude = each(jnp.abs, tile)
 
-
-def _encode_int8(tile: Tile, magnitude: Tile, amax: Grouped) -> tuple[Tile, Grouped]:
     def scale_of(x):
         return bits.round_to_f16(jnp.minimum(x, int8_g64.MAX_MAGNITUDE) * (1.0 / int8_g64.MAX_CODE))
 
-    def code_of(s, m, x):
+    def any_code(s, m, x):
         code = int8_g64.divide_to_int(jnp.minimum(m, int8_g64.MAX_MAGNITUDE)[..., None], s)[..., 0]
         return jnp.where(bits.float_bits(x) < 0, -code, code) & 0xFF
 
-    scale = Grouped(*map(scale_of, amax))
-    return each_grouped(code_of, scale, magnitude, tile), Grouped(*map(_f16_bits, scale))
+    def short_code(high, low, x):
+        q = jnp.minimum(quotients.quotient(high, low, x), float(int8_g64.MAX_CODE))
+        return quotients.signed_byte(jnp.maximum(q, -float(int8_g64.MAX_CODE)))
+
+    scale = Grouped(*map(scale_of, group_max(magnitude, int8_g64.GROUP, dim)))
+    if not short:
+        codes = each_grouped(any_code, (scale,), magnitude, tile)
+    else:
+        divisors = (jnp.where(s > 0, s, 1.0) for s in scale)  # a group of scale 0 rounds to 0
+        split = zip(*map(quotients.split_reciprocal, divisors), strict=True)
+        codes = each_grouped(short_code, tuple(Grouped(*parts) for parts in split), tile)
+    return codes, Grouped(*map(_f16_bits, scale))
 
 
 def _f16_bits(x: Array) -> Int32[Array, "..."]:
@@ -163,7 +164,10 @@ def _f16_bits(x: Array) -> Int32[Array, "..."]:
     return half.astype(jnp.int32)
 
 
-def _encode_fp8(tile: Tile, magnitude: Tile, amax: Grouped, dim: int) -> tuple[Tile, Grouped]:
+def _encode_fp8(tile: Tile, dim: int) -> tuple[Tile, Grouped]:
+    magnitude = each(jnp.abs, tile)
+    amax = group_max(magnitude, dim, dim)
+
     def normal(x):
         x = jnp.minimum(x, fp8_e4m3.MAX_MAGNITUDE)
         return jnp.where(bits.float_bits(x) >= (1 << 23), x, 0.0)
@@ -173,7 +177,7 @@ def _encode_fp8(tile: Tile, magnitude: Tile, amax: Grouped, dim: int) -> tuple[T
     def code_of(s, m):
         return bits.round_to_e4m3(normal(m) * bits.bits_float((254 << 23) - bits.float_bits(s)))
 
-    codes = each_grouped(code_of, scale, magnitude)
+    codes = each_grouped(code_of, (scale,), magnitude)
     largest = group_max(codes, dim, dim)
     kept = Grouped(*(jnp.where(c > 0, s, 0.0) for c, s in zip(largest, scale, strict=True)))
     signed = each(lambda c, x: c | (((bits.float_bits(x) < 0) & (c > 0)) << 7), codes, tile)

@@ -1,11 +1,15 @@
-"""4-bit codes of a tile."""
+"""4-bit codes of a tile: as few operations per value as can be, since they set the speed."""
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32
 
 from pallas_kernels.codecs import bits, e2m1, four_bit, int4_g16
 from pallas_kernels.codecs.e2m1 import E2m1
 from pallas_kernels.codecs.four_bit import FourBit
+from pallas_kernels.tiles import quotients
 from pallas_kernels.tiles.lanes import (
     Grouped,
     Lanes,
@@ -13,131 +17,141 @@ from pallas_kernels.tiles.lanes import (
     each,
     each_grouped,
     group_max,
-    join_bytes,
+    is_finite,
     reduce_groups,
+    sums_are_finite,
 )
 
-_MAGIC = 2.0**23  # from here to twice it, float32 values are the integers
-_MAGIC_BITS = 0x4B000000
-_MANTISSAS = tuple(1.0 / (1.0 + m / 8) for m in range(8))
+_SIGNS = -0x77777778  # 0x88888888: bit 3 of every nibble
+_SEVENS = 0x77777777
+
+
+class Packed(NamedTuple):
+    """A tile as 4-bit codes.
+
+    Attributes:
+      words: of codes, [row, dim/8].
+      scales: E4M3 bit patterns.
+      finite: whether every value was.
+    """
+
+    words: Int32[Array, "row words"]
+    scales: Grouped
+    finite: Bool[Array, ""]
 
 
 def split_nibbles(words: Int32[Array, "row words"]) -> Tile:
-    """Nibbles 0..15 of 4-bit rows: a byte's low one is of the low half."""
+    """The words, shifted until each lane's nibble is the lowest; a byte's low one is of the low
+    half."""
 
     def half(shift: int) -> Lanes:
-        a, b, c, d = ((words >> (8 * i + shift)) & 15 for i in range(4))
+        a, b, c, d = (words >> (8 * i + shift) for i in range(4))
         return a, b, c, d
 
     return Tile(half(0), half(4))
 
 
-def join_nibbles(tile: Tile) -> Int32[Array, "row words"]:
-    """The inverse of `split_nibbles`."""
-    low, high = (join_bytes(half) for half in tile)
-    return low | (high << 4)
+def join_nibbles(codes: Tile, base: int, values: Tile) -> Int32[Array, "row words"]:
+    """Words of nibbles: magnitude codes 0..7 above `base`, with the signs of values, and no -0.
+
+    What the bases add up to is taken off at the end; sums wrap around.
+    """
+    word = sign = jnp.zeros_like(codes.low[0])
+    bases = 0
+    for lane in reversed(range(4)):
+        for half in (1, 0):
+            word = (word << 4) + codes[half][lane]
+            top = lax.shift_right_logical(bits.float_bits(values[half][lane]), 28)
+            sign = (sign << 4) | top
+            bases = ((bases << 4) + base) & 0xFFFFFFFF
+    magnitudes = word - (bases - (1 << 32) if bases >> 31 else bases)
+    not_zero = (magnitudes + _SEVENS) & _SIGNS
+    return magnitudes | (sign & not_zero)
 
 
-def value(codec: FourBit, nibble: Int32[Array, "..."]) -> Array:
-    """The value of each nibble, without its scale."""
-    magnitude = bits.float_bits(codec.code_values(nibble & 7))
-    return bits.bits_float(magnitude | ((nibble & 8) << 28))
+def value(codec: FourBit, word: Int32[Array, "..."]) -> Float32[Array, "..."]:
+    """The value of the lowest nibble of each word, without its scale.
+
+    E2M1 is the top of a float16 but for the exponent's bias, subnormals included.
+    """
+    if isinstance(codec, E2m1):
+        pattern = ((word << 9) & 0x0E00) | ((word << 12) & 0x8000)
+        half = lax.bitcast_convert_type(pattern.astype(jnp.uint16), jnp.float16)
+        return half.astype(jnp.float32) * 2.0**14
+    magnitude = bits.float_bits(codec.code_values(word & 7))
+    return bits.bits_float(magnitude | ((word & 8) << 28))
 
 
-def with_sign(code: Int32[Array, "..."], x: Array) -> Int32[Array, "..."]:
-    """The nibble of a magnitude code; there is no -0."""
-    return code | jnp.where((code > 0) & (bits.float_bits(x) < 0), 8, 0)
-
-
-def encode(
-    codec: FourBit, magnitude: Tile, amax: Grouped, dim: int, *, short: bool
-) -> tuple[Tile, Grouped]:
-    """Magnitude codes 0..7, and scales as the codec has them: 0 for a group of zeros."""
+def encode(codec: FourBit, tile: Tile, dim: int, *, short: bool) -> Packed:
+    """Stores a tile; `short` as in `tiles.encode`."""
+    magnitude = each(jnp.abs, tile)
     limit = codec.max_code_value * bits.E4M3_MAX
-    amax = Grouped(*(jnp.minimum(x, limit) for x in amax))
-    magnitude = each(lambda m: jnp.minimum(m, limit), magnitude) if _searches(codec) else magnitude
-    if not isinstance(codec, E2m1):
-        scale = _scales(amax, int4_g16.BY_SEVEN)
-        codes = _codes(int4_g16.CODE_CUTS, _short_int4, magnitude, scale, short)
-    else:
-        scale = _scales(amax, e2m1.BY_SIX)
-        codes = _codes(e2m1.CODE_CUTS, _short_e2m1, magnitude, scale, short)
-        if _searches(codec):
-            codes, scale = _search(codec, magnitude, amax, codes, scale, dim, short)
-    largest = group_max(codes, codec.group, dim)
-    return codes, Grouped(*(jnp.where(c > 0, s, 0.0) for c, s in zip(largest, scale, strict=True)))
+    amax = Grouped(*(jnp.minimum(x, limit) for x in group_max(magnitude, codec.group, dim)))
+    if short and not _searches(codec):
+        return _encode_short(codec, tile, magnitude, amax)
+    magnitude = each(lambda m: jnp.minimum(m, limit), magnitude)
+    codes, scale = _encode_any(codec, magnitude, amax, dim)
+    scales = Grouped(*map(bits.round_to_e4m3, scale))
+    return Packed(join_nibbles(codes, 0, tile), scales, is_finite(tile))
 
 
 def _searches(codec: FourBit) -> bool:
     return isinstance(codec, E2m1) and codec.search
 
 
-def _scales(amax: Grouped, rule: four_bit.ScaleRule) -> Grouped:
-    return Grouped(*(four_bit.group_scale(x, rule) for x in amax))
+def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, amax: Grouped) -> Packed:
+    if isinstance(codec, E2m1):
+        scales = Grouped(*map(quotients.e4m3_of_sixth, amax))
+        code_of, base, zero_up_to = quotients.e2m1_code, quotients.BASE_OF_HALVES, 2.0**-11
+    else:
+        scale = (four_bit.group_scale(x, int4_g16.BY_SEVEN) for x in amax)
+        scales = Grouped(*map(bits.round_to_e4m3, scale))
+        code_of, base, zero_up_to = quotients.int4_code, quotients.BASE_OF_ONES, 2.0**-10
+    split = [quotients.split_reciprocal(quotients.e4m3_value(s)) for s in scales]
+    high, low = (Grouped(*parts) for parts in zip(*split, strict=True))
+    q = each_grouped(quotients.quotient, (high, low), magnitude)
+    words = join_nibbles(each(code_of, q), base, tile)
+    # Where all codes are 0, the scale is the smallest, 2**-9, and the largest quotient rounds to 0.
+    kept = (jnp.where(x > zero_up_to, s, 0) for x, s in zip(amax, scales, strict=True))
+    return Packed(words, Grouped(*kept), sums_are_finite(q))
 
 
-def _codes(cuts, short_codes, magnitude: Tile, scale: Grouped, short: bool) -> Tile:
-    if not short:
-        return each_grouped(lambda s, m: four_bit.count_past(m, cuts, s), scale, magnitude)
-    return each_grouped(short_codes, Grouped(*map(reciprocal, scale)), magnitude)
+def _encode_any(codec: FourBit, magnitude: Tile, amax: Grouped, dim: int) -> tuple[Tile, Grouped]:
+    """Magnitude codes 0..7, and scales, 0 for a group of zeros."""
+    if not isinstance(codec, E2m1):
+        codes, scale = _codes(magnitude, amax, int4_g16.BY_SEVEN, int4_g16.CODE_CUTS)
+    else:
+        codes, scale = _codes(magnitude, amax, e2m1.BY_SIX, e2m1.CODE_CUTS)
+        if codec.search:
+            codes, scale = _search(codec, magnitude, amax, codes, scale, dim)
+    largest = group_max(codes, codec.group, dim)
+    return codes, Grouped(*(jnp.where(c > 0, s, 0.0) for c, s in zip(largest, scale, strict=True)))
 
 
-def reciprocal(scale: Array) -> Array:
-    """1 / scale to the nearest float32; scale is a positive E4M3 value."""
-    pattern = bits.float_bits(scale)
-    mantissa = (pattern >> 20) & 7
-    inverse = jnp.full(scale.shape, _MANTISSAS[0], jnp.float32)
-    for m in range(1, 8):
-        inverse = jnp.where(mantissa == m, _MANTISSAS[m], inverse)
-    return inverse * bits.bits_float((254 << 23) - (pattern & bits.INF_BITS))
+def _codes(magnitude: Tile, amax: Grouped, rule, cuts) -> tuple[Tile, Grouped]:
+    scale = Grouped(*(four_bit.group_scale(x, rule) for x in amax))
+    codes = each_grouped(lambda s, m: four_bit.count_past(m, cuts, s), (scale,), magnitude)
+    return codes, scale
 
 
-def _quotient(inverse: Array, magnitude: Array) -> Array:
-    """magnitude / scale, exactly where that is a cut between two codes.
-
-    A quotient of a value of 18 significant bits and a scale of 4 is a cut, or 2**-18 of itself away
-    from one. The product with the rounded reciprocal is within 2**-22 of it; dropping two bits,
-    rounded, moves what is next to a cut onto it and nothing across.
-    """
-    product = bits.float_bits(magnitude * inverse)
-    return bits.bits_float((product + 2) & -4)
-
-
-def _short_e2m1(inverse: Array, magnitude: Array) -> Int32[Array, "..."]:
-    """E2M1 codes: the least of the roundings in steps of 1/2, of 1 and of 2, where those start.
-
-    Adding 2**23 rounds to an integer, ties to even, which the low bits then are.
-    """
-    q = _quotient(inverse, magnitude)
-    code = jnp.minimum(q * 2.0 + _MAGIC, q + (_MAGIC + 2.0))
-    code = jnp.minimum(code, jnp.minimum(q * 0.5 + (_MAGIC + 4.0), _MAGIC + 7.0))
-    return bits.float_bits(code) - _MAGIC_BITS
-
-
-def _short_int4(inverse: Array, magnitude: Array) -> Int32[Array, "..."]:
-    code = jnp.minimum(_quotient(inverse, magnitude) + _MAGIC, _MAGIC + 7.0)
-    return bits.float_bits(code) - _MAGIC_BITS
-
-
-def _search(codec, magnitude, amax, codes, scale, dim, short) -> tuple[Tile, Grouped]:
+def _search(codec, magnitude, amax, codes, scale, dim) -> tuple[Tile, Grouped]:
     """The better of amax/6 and amax/4, as `E2m1.encode_groups` chooses."""
-    scale4 = _scales(amax, e2m1.BY_FOUR)
-    codes4 = _codes(e2m1.CODE_CUTS, _short_e2m1, magnitude, scale4, short)
+    codes4, scale4 = _codes(magnitude, amax, e2m1.BY_FOUR, e2m1.CODE_CUTS)
     error = _squared_error(codec, magnitude, codes, scale, amax, dim)
     error4 = _squared_error(codec, magnitude, codes4, scale4, amax, dim)
     fits = each(lambda c: ((c == 0) | (c == 3) | (c == 5) | (c == 7)).astype(jnp.int32), codes)
     fits = reduce_groups(jnp.minimum, jnp.min, fits, codec.group, dim)
     also = Grouped(*(e2m1.has_raised_scale(s) & (f == 1) for s, f in zip(scale, fits, strict=True)))
-    codes = each_grouped(lambda a, c: jnp.where(a, jnp.maximum(c - 1, 0), c), also, codes)
+    codes = each_grouped(lambda a, c: jnp.where(a, jnp.maximum(c - 1, 0), c), (also,), codes)
     scale = Grouped(*(jnp.where(a, 1.5 * s, s) for a, s in zip(also, scale, strict=True)))
     by_four = Grouped(*(e4 < e for e4, e in zip(error4, error, strict=True)))
-    codes = each_grouped(jnp.where, by_four, codes4, codes)
+    codes = each_grouped(jnp.where, (by_four,), codes4, codes)
     return codes, Grouped(*map(jnp.where, by_four, scale4, scale))
 
 
 def _squared_error(codec, magnitude, codes, scale, amax, dim) -> Grouped:
     unit = Grouped(*map(e2m1.error_unit, amax))
-    values = each_grouped(lambda s, c: e2m1.code_values(c) * s, scale, codes)
-    errors = each_grouped(e2m1.error_in_units, unit, magnitude, values)
+    values = each_grouped(lambda s, c: e2m1.code_values(c) * s, (scale,), codes)
+    errors = each_grouped(e2m1.error_in_units, (unit,), magnitude, values)
     squares = each(lambda e: e * e, errors)
     return reduce_groups(jnp.add, jnp.sum, squares, codec.group, dim)

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
+
+from pallas_kernels.codecs import bits
 
 Lanes = tuple[Array, Array, Array, Array]  # each [row, dim/8]
 
@@ -42,14 +44,16 @@ def each(function: Callable, *tiles: Tile) -> Tile:
     )
 
 
-def each_grouped(function: Callable, values: Grouped, *tiles: Tile) -> Tile:
-    """Applies function(group's value, channel's values...) to every channel."""
-    halves = []
-    for number, value in enumerate(values):
+def each_grouped(function: Callable, groups: tuple[Grouped, ...], *tiles: Tile) -> Tile:
+    """Applies function(values of the group..., values of the channel...) to every channel."""
+
+    def half(number: int) -> Lanes:
         rest = [tile[number] for tile in tiles]
-        spread_out = spread(value, rest[0][0].shape[1])
-        halves.append(tuple(function(spread_out, *lanes) for lanes in zip(*rest, strict=True)))
-    return Tile(*halves)
+        spread_out = [spread(values[number], rest[0][0].shape[1]) for values in groups]
+        a, b, c, d = (function(*spread_out, *lanes) for lanes in zip(*rest, strict=True))
+        return a, b, c, d
+
+    return Tile(half(0), half(1))
 
 
 def spread(value: Array, columns: int) -> Array:
@@ -83,8 +87,25 @@ def reduce_groups(combine: Callable, reduce: Callable, tile: Tile, group: int, d
     return Grouped(*halves)
 
 
+def sums_are_finite(tile: Tile) -> Bool[Array, ""]:
+    """Whether no value is infinite or NaN; values so small that no sum of eight overflows.
+
+    Sums, since the maximum of a number and a NaN is the number here.
+    """
+    halves = [(lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) for lanes in tile]
+    finite = jnp.abs(halves[0] + halves[1]) < jnp.inf
+    return jnp.min(finite.astype(jnp.int32)) == 1
+
+
+def is_finite(tile: Tile) -> Bool[Array, ""]:
+    """Whether no value is infinite or NaN."""
+    patterns = each(lambda x: bits.float_bits(x) & bits.MAGNITUDE_MASK, tile)
+    halves = [jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d)) for a, b, c, d in patterns]
+    return jnp.max(jnp.maximum(*halves)) < bits.INF_BITS
+
+
 def group_max(tile: Tile, group: int, dim: int) -> Grouped:
-    """The largest value of each group; a NaN if there is one."""
+    """The largest value of each group; whether a NaN counts depends on the backend."""
     return reduce_groups(jnp.maximum, jnp.max, tile, group, dim)
 
 

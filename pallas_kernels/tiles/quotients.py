@@ -1,0 +1,89 @@
+"""Quotients by a scale, exact where a rounding turns on them, and rounding by the adder.
+
+A GPU divides inexactly. But what has at most 18 significant bits, divided by a scale of at most 11,
+is either exactly at a cut between two codes or 2**-19 of itself away from it. So a product with a
+reciprocal in two parts decides as the true quotient does: its error is 2**-27 at most, and where
+the true quotient is a cut, which is a float32 of few bits, rounding gives just that.
+"""
+
+from typing import Final
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
+
+from pallas_kernels.codecs import bits
+
+# Added to a number from 0 on, they round it to a multiple of 1/2, of 1, of 2, ties to even, and the
+# multiple is in the low bits of the sum.
+TO_HALVES: Final = 2.0**22
+TO_ONES: Final = 2.0**23
+TO_TWOS: Final = 2.0**24
+BASE_OF_HALVES: Final = 0x4A800000  # the bits of 2**22
+BASE_OF_ONES: Final = 0x4B000000
+_NEXT_BASE: Final = 0x800000
+_SIGNED_ONES: Final = 1.5 * 2.0**23
+
+Split = tuple[Float32[Array, "..."], Float32[Array, "..."]]
+
+
+def split_reciprocal(scale: Float32[Array, "..."]) -> Split:
+    """(high, low): high has 6 significant bits, and high + low is 1 / scale to 2**-27 of it.
+
+    `scale` is positive and has at most 18 significant bits.
+    """
+    inverse = 1.0 / scale
+    high = bits.bits_float(bits.float_bits(inverse) & -(1 << 18))
+    return high, (1.0 - scale * high) * inverse  # the difference is exact
+
+
+def quotient(
+    high: Float32[Array, "..."], low: Float32[Array, "..."], x: Float32[Array, "..."]
+) -> Float32[Array, "..."]:
+    """x / scale for an x of at most 18 significant bits; the product with `high` is exact."""
+    return x * high + x * low
+
+
+def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    """`BASE_OF_HALVES` plus the E2M1 code of q >= 0: nearest, ties to even, at most 7.
+
+    It is the least of three roundings: in steps of 1/2 from code 0, of 1 from 2, of 2 from 4.
+    """
+    halves = bits.float_bits(q + TO_HALVES)
+    ones = bits.float_bits(q + TO_ONES) + (2 - _NEXT_BASE)
+    twos = bits.float_bits(q + TO_TWOS) + (4 - 2 * _NEXT_BASE)
+    least = jnp.minimum(jnp.minimum(ones, halves), twos)
+    return jnp.minimum(least, BASE_OF_HALVES + 7)
+
+
+def int4_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    """`BASE_OF_ONES` plus q >= 0 rounded to an integer, ties to even, at most 7."""
+    return jnp.minimum(bits.float_bits(q + TO_ONES), BASE_OF_ONES + 7)
+
+
+def signed_byte(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    """|q| <= 127 rounded to an integer, ties to even, as a byte in two's complement."""
+    return bits.float_bits(q + _SIGNED_ONES) & 0xFF
+
+
+def e4m3_of_sixth(amax: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    """The E4M3 code of the scale that `e2m1.BY_SIX` gives amax <= 6 * 448, of at most 18 bits.
+
+    From 2**-6 on it is amax/6, rounded. Below, in units of 2**-9, it is amax/6 rounded, but 1 up to
+    an amax of 7 and at least 2 from there on.
+    """
+    q = quotient(_SIXTH_HIGH, _SIXTH_LOW, amax)
+    units = bits.float_bits(q * 2.0**9 + TO_ONES) - BASE_OF_ONES
+    units = jnp.maximum(units, jnp.where(amax > 7 * bits.E4M3_TINY, 2, 1))
+    pattern = bits.float_bits(q)
+    normal = ((pattern + 0x7FFFF + ((pattern >> 20) & 1)) >> 20) - (120 << 3)
+    return jnp.where(units < 8, units, jnp.maximum(normal, 8))
+
+
+def e4m3_value(code: Int32[Array, "..."]) -> Float32[Array, "..."]:
+    """The value of an E4M3 code in [0, 126]."""
+    tiny = code.astype(jnp.float32) * bits.E4M3_TINY
+    return jnp.where(code < 8, tiny, bits.bits_float((code << 20) + (120 << 23)))
+
+
+_SIXTH_HIGH: Final = 42 / 256  # 6 significant bits of 1/6
+_SIXTH_LOW: Final = 1 / 6 - 42 / 256
