@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from pallas_kernels.page_layout import K, V
+from pallas_kernels.append_quantized import append_quantized
+from pallas_kernels.page_layout import K, Payload, V
 from tiercache._view import View
-from tiercache.codecs import Encoded
 from tiercache.ids import NO_PAGE, entry_to_page
 from tiercache.reasons import Reason, first_reason
 from tiercache.spec import CacheSpec
@@ -61,28 +61,30 @@ def append(
     want = (*view.write_pages.shape, spec.num_kv_heads, spec.head_dim)
     if k.shape != want or v.shape != want:
         raise ValueError(f"k {k.shape} and v {v.shape} are not {want}.")
-    payload = list(state.pages.payload)
-    for kv, x in ((K, k), (V, v)):
-        number, plane = spec.hot_layout.find(layer, kv)
-        encoded = spec.hot_layout.groups[number].codec.encode(jnp.moveaxis(x, 2, 1))
-        payload[number] = _write(payload[number], plane, view, encoded)
+    payload = _write(state.pages.payload, view, layer, (k, v), spec)
     valid = jnp.arange(want[1]) < view.counts[:, None]
     dropped = jnp.sum(valid & (view.write_pages == NO_PAGE), axis=1, dtype=jnp.int32)
-    pages = state.pages._replace(payload=tuple(payload))
+    pages = state.pages._replace(payload=payload)
     return state._replace(pages=pages), AppendInfo(dropped)
 
 
-def _write(pool: Encoded, plane: int, view: View, new: Encoded) -> Encoded:
-    """Scatters `new` [n, head, token, width] to `pool` [page, plane, head, token, width]."""
-    heads = jnp.arange(pool.codes.shape[2])
-    pages, offsets = view.write_pages[:, None, :], view.write_offsets[:, None, :]
-
-    def put(leaf, update):
-        where = leaf.at[pages, plane, heads[None, :, None], offsets]
-        return where.set(update, mode="drop")
-
-    scales = None if pool.scales is None else put(pool.scales, new.scales)
-    return Encoded(put(pool.codes, new.codes), scales)
+def _write(payload: Payload, view: View, layer: int, new, spec: CacheSpec) -> Payload:
+    """K and V in their places; in one go where both have one format."""
+    planes: dict[int, list[tuple[int, Array]]] = {}
+    for kv, x in ((K, new[0]), (V, new[1])):
+        number, plane = spec.hot_layout.find(layer, kv)
+        planes.setdefault(number, []).append((plane, x))
+    written = list(payload)
+    for number, rows in planes.items():
+        written[number] = append_quantized(
+            payload[number],
+            tuple(x for _, x in rows),
+            view.write_pages,
+            view.write_offsets,
+            planes=tuple(plane for plane, _ in rows),
+            codec=spec.hot_layout.groups[number].codec,
+        )
+    return tuple(written)
 
 
 def is_writable(
