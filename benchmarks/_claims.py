@@ -20,13 +20,21 @@ from jax.experimental.compute_on import compute_on
 
 from benchmarks import _cases, _floors, _measure, _report, _timing, _torch
 from pallas_kernels import cases, page_copy
+from pallas_kernels.banks import num_slots
 from pallas_kernels.cases import Case
+from pallas_kernels.page_copy import pallas, reference
+from pallas_kernels.page_copy.pairs import existing
 
 HOST: Final = jax.memory.Space.Host
 DEVICE: Final = jax.memory.Space.Device
 RECORDS: Final = "qwen3.5-27b nvfp4_g16"
 PLANE: Final = 9216  # bytes: 64 tokens of 256 channels in 4 bits, and their scales
 NUM_PLANES: Final = 4096
+ONE_PROGRAM: Final = {
+    "one jit": (None, None),
+    "one jit, stores on a stream": (1, None),
+    "one jit, each on a stream": (1, 2),
+}
 
 
 def planes() -> tuple[Case, Case]:
@@ -60,44 +68,41 @@ def _args(case: Case) -> tuple[Any, dict[int, Any]]:
 def both_directions(run: Any, floors: _floors.Floors) -> None:
     """Times each direction alone, and both at once by every way that works."""
     tiny, name = run.args.tiny, "reference" if run.args.tiny else "pallas"
-    store, load = (
-        _case("page_copy", f"{RECORDS} {way}", tiny=tiny) for way in ("to host", "from host")
-    )
-    one_way = [_timing.Program(case, name).compile() for case in (store, load)]
-    chains = [_timing.Chain(*_args(case)) for case in (store, load)]
-    calls = [chain.call_of(program) for chain, program in zip(chains, one_way, strict=True)]
+    both = [_case("page_copy", f"{RECORDS} {way}", tiny=tiny) for way in ("to host", "from host")]
+    chains = [_timing.Chain(*_args(case)) for case in both]
+    calls = [
+        chain.call_of(_timing.Program(case, name).compile())
+        for case, chain in zip(both, chains, strict=True)
+    ]
+    right = [call()[0][0] for call in calls]
     ways: dict[str, Callable[[], Any]] = {
         "to host alone": calls[0],
         "from host alone": calls[1],
         "one after the other": lambda: [call() for call in calls],
         "two threads": lambda: _in_threads(calls),
-        "two device_puts": _device_puts(store),
+        "two device_puts": _device_puts(both[0]),
     }
-    floor = max(floors.us(store), floors.us(load))
-    row = _measure.row_of(store, "", floor) | {"op": "both_directions", "spec": RECORDS}
-    row |= {"bus_bytes": 2 * row["bus_bytes"], "bytes": store.moved_bytes + load.moved_bytes}
-    for way, streams in (("one jit", False), ("one jit, two streams", True)):
+    floor = max(floors.us(case) for case in both)
+    row = _measure.row_of(both[0], "", floor) | {"op": "both_directions", "spec": RECORDS}
+    row |= {"bus_bytes": 2 * row["bus_bytes"], "bytes": sum(case.moved_bytes for case in both)}
+    found: dict[str, dict[str, Any]] = {}
+    for way, streams in ONE_PROGRAM.items():
         try:
-            program = _one_program(store, load, name, streams=streams)
+            program = _one_program(both, name, streams)
+            fresh = [_cases.updated_args(case)[0] for case in both]
+            out = program(*fresh, *(chain.rest for chain in chains))
+            wrong = _cases.num_differing(out, right)
+            found[way] = {"equal": not wrong, "num_differing": wrong}
             ways[way] = _joined(program, chains)
-            jax.block_until_ready(ways[way]())
         except Exception as error:
-            ways.pop(way, None)
-            run.add(row | {"implementation": way, "error": _report.reason(error)})
-            if any(_is_gone(chain.state) for chain in chains):
-                chains[:] = [_timing.Chain(*_args(case)) for case in (store, load)]
-                calls[:] = [c.call_of(p) for c, p in zip(chains, one_way, strict=True)]
-                ways |= {"to host alone": calls[0], "from host alone": calls[1]}
+            run.add(row | {"implementation": way, "unable": _report.reason(error)})
+    del right
     times = _timing.alternate({way: (call, 1) for way, call in ways.items()}, run.args.repeats)
     one = max(times["to host alone"].median, times["from host alone"].median)
     for way, each in times.items():
         ratio = {"ratio_to_one": round(each.median / one, 3)}
-        note = {"note": f"{each.median / one:.2f} of one direction"}
-        run.add(row | {"implementation": way} | _timing.summary(each, floor) | ratio | note)
-
-
-def _is_gone(state: Any) -> bool:
-    return any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        ratio |= {"note": f"{each.median / one:.2f} of one direction"} | found.get(way, {})
+        run.add(row | {"implementation": way} | _timing.summary(each, floor) | ratio)
 
 
 def _in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -125,26 +130,29 @@ def _device_puts(case: Case) -> Callable[[], Any]:
     return lambda: (jax.device_put(here, host), jax.device_put(there, device))
 
 
-def _one_program(store: Case, load: Case, name: str, *, streams: bool) -> Any:
-    """One jitted call that does both, on one stream or each on its own."""
+def _one_program(both: list[Case], name: str, streams: tuple[int | None, int | None]) -> Any:
+    """One jitted call that does both, each on the main stream or on the one of that number."""
+    kernels = reference if name == "reference" else pallas
 
-    def call_of(case, number):
-        call = functools.partial(case.call, implementation=name)
-        if not streams:
+    def on(stream, call, space):
+        call = functools.partial(call, axis=0)
+        if stream is None:
             return call
-        space = HOST if 1 in case.donated else DEVICE
-        stream = f"gpu_stream:{number}"
-        return compute_on(compute_type=stream, out_memory_spaces=space)(call)
+        # Of the kernel alone: the compiler loses track of streams in calls within calls.
+        return compute_on(compute_type=f"gpu_stream:{stream}", out_memory_spaces=space)(call)
 
     def step(bank, pool, store_rest, load_rest):
-        out = call_of(store, 1)(store_rest[0], bank, store_rest[2], store_rest[3])
-        back = call_of(load, 2)(pool, load_rest[1], load_rest[2], load_rest[3])
-        return out, back
+        source, item_ids, slot_ids = (store_rest[i] for i in (0, 2, 3))
+        there = existing(item_ids, source[0].shape[0], slot_ids, num_slots(bank))
+        full, item_ids, slot_ids = (load_rest[i] for i in (1, 2, 3))
+        back = existing(slot_ids, num_slots(full), item_ids, pool[0].shape[0])
+        bank = on(streams[0], kernels.store_records, HOST)(source, bank, there)
+        return bank, on(streams[1], kernels.load_records, DEVICE)(pool, full, back)
 
-    args = [_cases.abstract_args(case) for case in (store, load)]
+    args = [_cases.abstract_args(case) for case in both]
     rests = [
         {i: x for i, x in enumerate(arg) if i not in case.donated}
-        for case, arg in zip((store, load), args, strict=True)
+        for case, arg in zip(both, args, strict=True)
     ]
     shardings = (_cases.memory(host=True), _cases.memory(host=False))
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=shardings)
@@ -213,7 +221,7 @@ def prefix_restore(run: Any, floors: _floors.Floors) -> None:
     except Exception as error:
         run.add(
             base | {"implementation": "beside products", "median_us": None, "floor_us": floor,
-                    "floor_ratio": None, "error": _report.reason(error)}
+                    "floor_ratio": None, "unable": _report.reason(error)}
         )  # fmt: skip
         return
     alone = products.finish(products.start())

@@ -73,7 +73,7 @@ class FlashInfer:
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "kernel.cu"), Path(folder, "kernel.so")
             source.write_text(kernel_source(where) + LAUNCHER)
-            command = [compiler, "-O3", "-std=c++17", "-arch=sm_90a", "-shared", "-Xcompiler",
+            command = [compiler, "-O3", "-std=c++17", "-arch=native", "-shared", "-Xcompiler",
                        "-fPIC", "-o", str(library), str(source)]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             if done.returncode:
@@ -98,16 +98,3 @@ class FlashInfer:
 
         self.kept += [codes, scales, one]
         return call, out
-
-
-def found_flashinfer() -> str:
-    """Where its package is.
-
-    Raises:
-      RuntimeError: if it is not installed.
-    """
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("flashinfer")
-        if spec is not None and spec.submodule_search_locations:
-            return list(spec.submodule_search_locations)[0]
-    raise RuntimeError("FlashInfer is not installed, and --flashinfer names no source of it")

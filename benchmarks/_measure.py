@@ -57,7 +57,8 @@ def row_of(case: Case, implementation: str, floor: float) -> dict[str, Any]:
 def measure(case: Case, built: Built, floor: float, run: Any) -> None:
     """Checks one case and times its implementations; one row each."""
     for name, reason in built.reasons.items():
-        run.add(row_of(case, name, floor) | {"error": reason})
+        key = "unable" if reason.startswith("NotImplementedError") else "error"
+        run.add(row_of(case, name, floor) | {key: reason})
     singles = [program for program in built.programs if program.turns == 1]
     if not singles:
         return

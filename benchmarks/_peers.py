@@ -55,7 +55,7 @@ def restores(run: Any, case: Case, floor: float) -> None:
     try:
         restore = _restore(case)
     except Exception as error:
-        run.add(_measure.row_of(case, "torch", floor) | {"error": _report.reason(error)})
+        run.add(_measure.row_of(case, "torch", floor) | {"unable": _report.reason(error)})
         return
     times = _torch.times_of(restore, floor, run.args.repeats)
     wrong = {"equal": not restore.num_wrong, "num_differing": restore.num_wrong}
@@ -65,7 +65,7 @@ def restores(run: Any, case: Case, floor: float) -> None:
         kernel = _flashinfer.FlashInfer(run.args.flashinfer or _flashinfer.found())
         run.add(row | _best_width(kernel, restore, floor, run.args.repeats))
     except Exception as error:
-        run.add(row | {"error": _report.reason(error)})
+        run.add(row | {"unable": _report.reason(error)})
 
 
 def _restore(case: Case) -> _torch.Restore:

@@ -56,7 +56,7 @@ def dispatch() -> list[dict[str, Any]]:
 
 
 def _run(command: list[str], settings: dict[str, str], seconds: int) -> dict[str, Any]:
-    """The last JSON line that a command prints, or `error`."""
+    """The last JSON line that a command prints, or `unable`."""
     _report.progress(" ".join([*(f"{k}={v}" for k, v in settings.items()), *command]))
     try:
         done = subprocess.run(
@@ -64,9 +64,9 @@ def _run(command: list[str], settings: dict[str, str], seconds: int) -> dict[str
             env=os.environ | settings, capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"error": f"not done after {seconds} s"}
+        return {"unable": f"not done after {seconds} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         said = " ".join(done.stderr.strip().splitlines()[-3:])
-        return {"error": f"exit status {done.returncode}: {said[-500:]}"}
+        return {"unable": f"exit status {done.returncode}: {said[-500:]}"}
     return json.loads(lines[-1])

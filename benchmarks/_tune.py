@@ -193,7 +193,7 @@ def _times(run: Any, tuned: _Tuned, tunings: list[Any], chain: _timing.Chain) ->
             try:
                 calls[tuning] = (chain.call_of(future.result()), 1)
             except Exception as error:
-                run.add(_row(tuned.case, tuning) | {"error": _report.reason(error)})
+                run.add(_row(tuned.case, tuning) | {"unable": _report.reason(error)})
     return _timing.alternate(calls, run.args.repeats)
 
 
