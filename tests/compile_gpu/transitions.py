@@ -32,8 +32,17 @@ SPECS: Final = {
     for name, spec in (*test_no_copies.SPECS.items(), ("plain", test_no_copies.PLAIN))
 }
 
-# Transitions that have to call a kernel, as "host mirror".
-USES_KERNELS: Final[frozenset[str]] = frozenset()
+# What moves or writes pages or snapshots, and so has to call a kernel, as "host mirror".
+MOVING: Final = (
+    "token", "reserve", "rehydrate_share", "rehydrate_hot", "mirror", "make_room", "evict_host",
+    "evict_cold", "requantize",
+)  # fmt: skip
+MOVING_SNAPSHOTS: Final = ("load_snapshot", "save_snapshot", "evict_snapshots")
+USES_KERNELS: Final = frozenset(
+    f"{policy} {name}"
+    for policy, spec in SPECS.items()
+    for name in (*MOVING, *(MOVING_SNAPSHOTS if spec.snapshot_leaves else ()))
+)
 
 
 def programs() -> Iterator[Program]:
