@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compute_on import compute_on
 
-from benchmarks import _cases, _floors, _measure, _report, _timing, _torch
+from benchmarks import _arrays, _cases, _floors, _measure, _report, _timing, _torch
 from pallas_kernels import cases, page_copy
 from pallas_kernels.banks import num_slots
 from pallas_kernels.cases import Case
@@ -55,7 +55,7 @@ def planes() -> tuple[Case, Case]:
 
 def _case(op: str, name: str, *, tiny: bool) -> Case:
     (case,) = (c for c in _cases.discover() if (c.op, c.name) == (op, name))
-    return _cases.shrunk(case) if tiny else case
+    return _cases.sized(case, tiny=tiny)
 
 
 def _args(case: Case) -> tuple[Any, dict[int, Any]]:
@@ -91,7 +91,7 @@ def both_directions(run: Any, floors: _floors.Floors) -> None:
             program = _one_program(both, name, streams)
             fresh = [_cases.updated_args(case)[0] for case in both]
             out = program(*fresh, *(chain.rest for chain in chains))
-            wrong = _cases.num_differing(out, right)
+            wrong = _arrays.num_differing(out, right)
             found[way] = {"equal": not wrong, "num_differing": wrong}
             ways[way] = _joined(program, chains)
         except Exception as error:
@@ -122,10 +122,9 @@ def _in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
 
 def _device_puts(case: Case) -> Callable[[], Any]:
     """As many bytes as contiguous arrays, each way: what the bus does at best."""
-    crossing = _cases.bus(case)
-    size = crossing[1] if crossing else 0
-    host, device = (_cases.memory(host=h) for h in (True, False))
-    here = jax.device_put(jnp.zeros(size, jnp.uint8), device)
+    number, size = case.args[2].shape[0], case.args[1].shape[1]
+    host, device = (_arrays.memory(host=h) for h in (True, False))
+    here = _arrays.random(jax.ShapeDtypeStruct((number, size), jnp.uint8))
     there = jax.device_put(here, host)
     return lambda: (jax.device_put(here, host), jax.device_put(there, device))
 
@@ -154,7 +153,7 @@ def _one_program(both: list[Case], name: str, streams: tuple[int | None, int | N
         {i: x for i, x in enumerate(arg) if i not in case.donated}
         for case, arg in zip(both, args, strict=True)
     ]
-    shardings = (_cases.memory(host=True), _cases.memory(host=False))
+    shardings = (_arrays.memory(host=True), _arrays.memory(host=False))
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=shardings)
     return jitted.lower(args[0][1], args[1][0], *rests).compile()
 
@@ -187,7 +186,7 @@ class _Prefix:
             pairs = zip(programs, states, rests, strict=True)
             return [program.step(state, rest)[0] for program, state, rest in pairs]
 
-        jitted = jax.jit(step, donate_argnums=0, out_shardings=_cases.memory(host=False))
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=_arrays.memory(host=False))
         self.compiled = jitted.lower(self.state, self.rest).compile()
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks import _cases, _report, _torch
+from benchmarks import _arrays, _cases, _report, _torch
 from pallas_kernels.cases import Case
 
 GIB: Final = 2**30
@@ -101,7 +101,7 @@ def _torch_copy(size: int, repeats: int) -> dict[str, Any]:
 
 def _bus(size: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """One big array to pinned host memory, and back."""
-    host, device = (_cases.memory(host=h) for h in (True, False))
+    host, device = (_arrays.memory(host=h) for h in (True, False))
     x = jax.block_until_ready(jax.random.bits(jax.random.key(1), (size,), jnp.uint8))
     there = jax.block_until_ready(jax.device_put(x, host))
     jax.block_until_ready(jax.device_put(there, device))

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks import _cases, _floors, _report, _timing
+from benchmarks import _arrays, _cases, _floors, _report, _timing
 from pallas_kernels.cases import Case
 
 IMPLEMENTATIONS: Final = ("pallas", "reference")
@@ -36,6 +36,7 @@ def build(cases: Sequence[Case], floors: _floors.Floors) -> list[Built]:
             if floors.us(case) < _timing.SHORT_US:
                 wanted.append(_timing.Program(case, "pallas", _timing.turns_for(floors.us(case))))
             waiting += [(number, program, pool.submit(program.compile)) for program in wanted]
+            pool.submit(_cases.prepare, case)  # what fails fails again when it is used
         for number, program, future in waiting:
             try:
                 built[number].programs.append(future.result())
@@ -84,7 +85,7 @@ def measure(case: Case, built: Built, floor: float, run: Any) -> None:
 def num_wrong(case: Case, singles: Sequence[_timing.Program], rest: dict[int, Any]) -> int:
     """Elements that two programs leave different, from the same poisoned arrays."""
     ours, theirs = (program(_cases.updated_args(case), rest) for program in singles)
-    return _cases.num_differing(ours, theirs)
+    return sum(_arrays.num_differing(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _loop_if_short(program: _timing.Program, chain: _timing.Chain) -> list[_timing.Program]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from benchmarks import _cases, _flashinfer, _floors, _measure, _report, _timing, _torch
+from benchmarks import _arrays, _cases, _flashinfer, _floors, _measure, _report, _timing, _torch
 from pallas_kernels.cases import Case
 
 PUT: Final = (
@@ -22,7 +22,7 @@ CHECKED_ROWS: Final = 512
 def measure(run: Any, floors: _floors.Floors) -> None:
     """Measures all of them, at some cases of the ops."""
     for case in _cases.discover():
-        case = _cases.shrunk(case) if run.args.tiny else case
+        case = _cases.sized(case, tiny=run.args.tiny)
         if case.op == "page_copy" and case.name in PUT:
             peer, work = "device_put a record", puts
         elif case.op == "requantize_restore" and case.name == RESTORED:
@@ -39,12 +39,15 @@ def measure(run: Any, floors: _floors.Floors) -> None:
 def puts(run: Any, case: Case, floor: float) -> None:
     """As many arrays of one record each, all asked for by one call."""
     number = case.args[case.ids[0][0]].shape[0]
-    record = jax.ShapeDtypeStruct(case.args[1].shape[1:], case.args[1].dtype)
     to_host = 1 in case.donated
-    source, target = (_cases.memory(host=h) for h in (not to_host, to_host))
-    random = _cases.random_array(record)
-    records = [jax.device_put(random + np.uint8(i % 256), source) for i in range(number)]
-    call = lambda: jax.device_put(records, target)  # noqa: E731
+    source, target = (_arrays.memory(host=h) for h in (not to_host, to_host))
+    together = jax.ShapeDtypeStruct((number, case.args[1].shape[1]), case.args[1].dtype)
+    together = _arrays.random(together)
+    records = [jax.device_put(together[i], source) for i in range(number)]
+
+    def call():
+        return jax.device_put(records, target)
+
     times = _timing.alternate({"": (call, 1)}, run.args.repeats)[""]
     row = _measure.row_of(case, "device_put a record", floor)
     run.add(row | _timing.summary(times, floor))

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks import _cases
+from benchmarks import _arrays, _cases
 from pallas_kernels.cases import Case
 
 CALL_US: Final = 5_000  # a timed call takes at least this long
 SHORT_US: Final = 2_000  # below, dispatch would show
-MOST_TURNS: Final = 400
+MOST_TURNS: Final = 1_000
 SLOW_US: Final = 200_000  # above, no more repeats than the fewest
 FEWEST: Final = 3
 
@@ -62,8 +62,8 @@ class Program:
         state = tuple(args[i] for i in self.case.donated)
         rest = {i: arg for i, arg in enumerate(args) if i not in self.case.donated}
         extra = jax.eval_shape(self.step, state, rest)[1]
-        updated = tuple(_cases.memory(host=i in self.case.host) for i in self.case.donated)
-        shardings = (updated, jax.tree.map(lambda _: _cases.memory(host=False), extra))
+        updated = tuple(_arrays.memory(host=i in self.case.host) for i in self.case.donated)
+        shardings = (updated, jax.tree.map(lambda _: _arrays.memory(host=False), extra))
         step = functools.partial(self._loop, extra) if self.turns > 1 else self.step
         jitted = jax.jit(step, donate_argnums=0, out_shardings=shardings)
         self.compiled = jitted.lower(state, rest).compile()

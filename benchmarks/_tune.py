@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from benchmarks import _cases, _floors, _report, _timing
+from benchmarks import _arrays, _cases, _floors, _report, _timing
 from pallas_kernels.banks import num_slots
 from pallas_kernels.cases import Case
 from pallas_kernels.page_copy import pallas as page_copy
@@ -123,8 +123,7 @@ def tune(run: Any, floors: _floors.Floors) -> None:
     for search in SEARCHES:
         op, name = search.case
         if run.wants(op, name) and search.case in known:
-            case = known[search.case]
-            case = _cases.shrunk(case) if run.args.tiny else case
+            case = _cases.sized(known[search.case], tiny=run.args.tiny)
             run.guarded(op, f"tune {name}", lambda c=case, s=search: _search(run, c, s, floors))
 
 
@@ -180,7 +179,7 @@ class _Tuned(NamedTuple):
         args = _cases.abstract_args(case)
         state = tuple(args[i] for i in case.donated)
         rest = {i: arg for i, arg in enumerate(args) if i not in case.donated}
-        updated = tuple(_cases.memory(host=i in case.host) for i in case.donated)
+        updated = tuple(_arrays.memory(host=i in case.host) for i in case.donated)
         jitted = jax.jit(loop, donate_argnums=0, out_shardings=(updated, ()))
         return jitted.lower(state, rest).compile()
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import _cases, _report
+from benchmarks import _arrays, _report
 from pallas_kernels import page_copy
 from pallas_kernels.banks import make_bank, num_slots, read_record
 
@@ -51,13 +51,13 @@ def main() -> None:
     parser.add_argument("--record", type=int, default=RECORD, help="bytes of a record")
     _report.add_out(parser)
     args = parser.parse_args()
-    pool = _cases.random_array(jax.ShapeDtypeStruct((AT_ONCE, args.record), jnp.uint8))
+    pool = _arrays.random(jax.ShapeDtypeStruct((AT_ONCE, args.record), jnp.uint8))
     start = time.monotonic()
     bank = make_bank(int(args.gib * 2**30) // args.record - 1, args.record, host=True)
     bank = jax.block_until_ready(bank)
     made = time.monotonic() - start
     _report.progress(f"a bank of {bank.nbytes / 2**30:.1f} GiB in {made:.1f} s")
-    step = jax.jit(update, donate_argnums=0, out_shardings=_cases.memory(host=True))
+    step = jax.jit(update, donate_argnums=0, out_shardings=_arrays.memory(host=True))
     for _ in range(2):  # the bank that a step returns is typed a little otherwise: two compiles
         bank = jax.block_until_ready(step(bank, pool, 0))
     before, place = memory(), bank.unsafe_buffer_pointer()

@@ -98,7 +98,7 @@ def measure_cases(run: Run, floors: _floors.Floors) -> None:
     cases = [
         case for case in (*_cases.discover(), *_claims.planes()) if run.wants(case.op, case.name)
     ]
-    cases = [_cases.shrunk(case) if run.args.tiny else case for case in cases]
+    cases = [_cases.sized(case, tiny=run.args.tiny) for case in cases]
     start = time.monotonic()
     built = _measure.build(cases, floors)
     _report.progress(f"{len(cases)} cases compiled in {time.monotonic() - start:.0f} s")

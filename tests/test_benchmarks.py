@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _cases, _floors, _measure, _timing, _tune, kernels
+from benchmarks import _arrays, _cases, _floors, _measure, _timing, _tune, kernels
 from pallas_kernels import cases, requantize
 from pallas_kernels.banks import num_slots, read_record, write_record
 from pallas_kernels.cases import Case
@@ -104,7 +104,7 @@ def test_a_loop_is_as_many_steps():
     for _ in range(3):
         state, _ = once(state, rest)
     looped, _ = thrice(_cases.updated_args(case), rest)
-    assert _cases.num_differing(state, looped) == 0
+    assert _arrays.num_differing(state, looped) == 0
     np.testing.assert_array_equal(np.asarray(looped[0])[:-1].max(axis=1).max(), 255)
     assert set(np.asarray(looped[0])[:-1].ravel()) == {2, 255}
 
@@ -145,6 +145,15 @@ def test_a_shrunk_case_is_the_same_call():
     assert bank.shape == (9, 1_179_648)
     assert page_ids.shape == slot_ids.shape == (4,)
     assert case.moved_bytes == 4 * (1_179_648 + 4 * 2**20)
+
+
+def test_a_host_bank_is_capped_and_its_ids_with_it():
+    full = named("page_copy", "qwen3.5-27b bf16 to host")
+    case = _cases.capped(full)
+    assert case.args[1].shape == (1020, 4 * 2**20)
+    assert case.ids == ((2, 1024), (3, 1019))
+    assert case.args[2].shape == (512,) and case.moved_bytes == full.moved_bytes
+    assert _cases.capped(named("page_copy", "qwen3.5-27b bf16 to device")).ids[1] == (3, 2048)
 
 
 def test_random_values_are_finite_and_of_many_sizes():
