@@ -29,6 +29,7 @@ class Measured:
       counters, traffic: events and bytes of the whole arm.
       counters_measured, traffic_measured: of the measured request alone.
       refusals: what verbs refused on the way, as texts.
+      num_kernels: GPU kernels in the program that restores pages; 0 where loops do it.
     """
 
     arm: str
@@ -41,6 +42,7 @@ class Measured:
     counters_measured: dict[str, int] = dataclasses.field(default_factory=dict)
     traffic_measured: dict[str, int] = dataclasses.field(default_factory=dict)
     refusals: list[str] = dataclasses.field(default_factory=list)
+    num_kernels: int = 0
 
 
 @dataclasses.dataclass
@@ -120,7 +122,14 @@ def measure(lab: Lab, name: str, play: Play, tick: Callable[[str], None]) -> Mea
         counters_measured={k: after[k] - counters[k] for k in after},
         traffic_measured={k: traffic_after[k] - traffic[k] for k in traffic_after},
         refusals=tc.status_texts(engine.cache.counters.status),
+        num_kernels=num_kernels(engine, plan),
     )
+
+
+def num_kernels(engine: Engine, plan: tc.Plan) -> int:
+    """GPU kernels in the program of `rehydrate` as the engine calls it; compiles nothing."""
+    rehydrate = shared_jit(tc.rehydrate, 0, cold=engine.config.cold, spec=engine.spec)
+    return rehydrate.lower(engine.cache, plan, jnp.int32(0)).as_text().count("gpu.triton")
 
 
 def measured_request(lab: Lab, play: Play) -> Request:

@@ -60,6 +60,7 @@ def record(
         "counters": counters,
         "counters_measured": measured.counters_measured,
         "refusals": measured.refusals,
+        "restore_kernels": measured.num_kernels,
         "outputs": report.outputs,
         "residency": [step._asdict() for step in measured.residencies],
         "spec": _spec_numbers(spec),
