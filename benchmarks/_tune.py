@@ -5,7 +5,7 @@ cases. That they leave the same bytes is for `tests` and for the run without `--
 """
 
 import concurrent.futures
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -194,8 +194,3 @@ def _times(run: Any, tuned: _Tuned, tunings: list[Any], chain: _timing.Chain) ->
             except Exception as error:
                 run.add(_row(tuned.case, tuning) | {"unable": _report.reason(error)})
     return _timing.alternate(calls, run.args.repeats)
-
-
-def shown(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows for the table: of candidates the best alone."""
-    return [row for row in rows if "tuning" not in row or row.get("best")]

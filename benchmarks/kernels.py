@@ -10,13 +10,21 @@ the command at its end.
 Times are per call, medians of rounds in which all implementations take turns, each updating its
 donated arrays in place. `median_us` is without the dispatch of a call by the host, `single_us` with
 it: see `benchmarks/_timing.py`. `floor_us` is what the case moves over what the machine moves at
-best: device memory against the fastest copy within it, host memory against one big copy over the
-bus in the same direction. `floor_ratio` is 1 where a case takes no longer than that.
+best, measured first: device memory against the fastest copy within it, by XLA or torch; records in
+host memory against one big copy over the bus in the same direction. `floor_ratio` is 1 where a case
+takes no longer than that. Ops that move little take as long as it takes to launch their kernels.
 
-`--tune` times candidates for the kernels' `Tuning` instead. `--tiny` is for a machine without a
-GPU: small arrays, and only what can run there.
+Peers at some of the cases: one `device_put` per record, a plain restore in torch, and FlashInfer's
+kernel that decodes NVFP4 KV, given `--flashinfer` or its package. Then what concerns several ops:
+both directions of the bus at once, and a long prefix restored beside matrix products; see
+`benchmarks/_claims.py`. In processes of their own, on demand: `--banks`, whether large host banks
+stay where they are and cost no device memory; `--dispatch`, what a step of a whole cache costs the
+host, with and without command buffers.
 
-Progress goes to stderr, the table comes last, and `--out` gets one JSON line a measurement, as soon
+`--tune` times candidates for the kernels' `Tuning` instead, and the table has the best of each.
+`--tiny` is for a machine without a GPU: small arrays, and only what can run there.
+
+Progress goes to stderr, the tables come last, and `--out` gets one JSON line a measurement, as soon
 as there is one.
 """
 
@@ -34,7 +42,17 @@ from typing import Any
 
 import jax
 
-from benchmarks import _cases, _claims, _floors, _measure, _peers, _processes, _report, _tune
+from benchmarks import (
+    _cases,
+    _claims,
+    _floors,
+    _measure,
+    _peers,
+    _processes,
+    _report,
+    _table,
+    _tune,
+)
 
 
 class Run:
@@ -71,26 +89,6 @@ class Run:
             self.add(row | {"error": _report.reason(error)})
             _report.progress(f"{op} {spec}: {_report.reason(error)}")
         _report.progress(f"{op} {spec}: {time.monotonic() - start:.1f} s")
-
-
-def case_table(rows: list[dict[str, Any]]) -> str:
-    """One line a case and implementation."""
-
-    def number(row, key, digits):
-        return "" if row.get(key) is None else f"{row[key]:.{digits}f}"
-
-    lines = []
-    for row in rows:
-        state = next((row[key] for key in ("error", "unable", "skipped", "note") if key in row), "")
-        if row.get("equal") is False:
-            state = f"DIFFERS in {row['num_differing']}"
-        lines.append(
-            (f"{row['op']} {row['spec']}", row["implementation"] or "-",
-             number(row, "floor_us", 1), number(row, "median_us", 1),
-             number(row, "floor_ratio", 3), number(row, "single_us", 1), state[:40])
-        )  # fmt: skip
-    header = ("case", "by", "floor us", "us", "floor/us", "single us", "")
-    return _report.table(header, lines)
 
 
 def measure_cases(run: Run, floors: _floors.Floors) -> None:
@@ -150,7 +148,7 @@ def main() -> int:
         _peers.measure(run, floors)
         measure_claims(run, floors)
     print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}")
-    print(case_table(_tune.shown(run.rows)))
+    print(_table.tables(run.rows))
     return int(has_failed(run.rows))
 
 

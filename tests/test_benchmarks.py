@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _arrays, _cases, _floors, _measure, _timing, _tune, kernels
+from benchmarks import _arrays, _cases, _floors, _measure, _table, _timing, _tune, kernels
 from pallas_kernels import cases, requantize
 from pallas_kernels.banks import num_slots, read_record, write_record
 from pallas_kernels.cases import Case
@@ -93,7 +93,7 @@ def test_a_failing_case_becomes_a_row_and_a_late_one_is_skipped(run):
     assert first["error"] == "ValueError: of no use" and second["skipped"]
     assert kernels.has_failed([first]) and not kernels.has_failed([second])
     assert not kernels.has_failed([{"unable": "NotImplementedError: no GPU"}])
-    assert "of no use" in kernels.case_table(run.rows)
+    assert "of no use" in _table.tables(run.rows)
 
 
 def test_a_loop_is_as_many_steps():
@@ -165,6 +165,21 @@ def test_random_values_are_finite_and_of_many_sizes():
     assert np.isfinite(np.asarray(scales)).all()
     assert len(np.unique(np.asarray(codes))) > 200
     assert np.max(np.asarray(scales)) > 50 * np.min(np.asarray(scales))
+
+
+def test_a_table_has_one_line_a_case_and_of_candidates_the_best():
+    row = {"op": "o", "spec": "s", "floor_us": 1.0, "floor_ratio": 0.5, "single_us": 9.0}
+    rows = [row | {"implementation": "pallas", "median_us": 2.0, "equal": True}]
+    rows += [row | {"implementation": "reference", "median_us": 40.0, "equal": True}]
+    rows += [row | {"implementation": "torch", "median_us": 7.0}]
+    header, _, line = _table.tables(rows).splitlines()
+    assert header.split()[0] == "o"
+    assert line.split() == ["s", "1.0", "2.0", "0.500", "9.0", "40.0", "torch", "7"]
+    for row in rows:
+        row["equal"] = False
+    assert "DIFFERS" in _table.tables(rows)
+    tried = [rows[0] | {"spec": name, "tuning": {}, "best": name == "b"} for name in "abc"]
+    assert [line.split()[0] for line in _table.tables(tried).splitlines()[2:]] == ["b"]
 
 
 def test_every_search_names_a_case():
