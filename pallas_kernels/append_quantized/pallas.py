@@ -211,7 +211,7 @@ def _encode(
     if isinstance(codec, Bf16) and is_bf16:
         return halves, None  # bit for bit, NaNs as they are
     tile = tiles.decode_floats(dtype, halves)
-    tile = tile if isinstance(codec, Bf16) else tiles.without_nans(tile)
+    tile = tile if isinstance(codec, Bf16) else tiles.made_finite(tile)
     short = dtype.itemsize == 2  # at most 11 significant bits
     stored = tiles.encode(codec, tile, dim, short=short, unit=unit)
     scales = stored.scales

@@ -13,7 +13,7 @@ from pallas_kernels.tiles.codes import (
     num_parts,
     words_per_row,
 )
-from pallas_kernels.tiles.floats import decode_floats, without_nans
+from pallas_kernels.tiles.floats import decode_floats, made_finite
 from pallas_kernels.tiles.scales import scale_unit, scale_words
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "decode_floats",
     "encode",
     "is_narrow",
+    "made_finite",
     "num_parts",
     "scale_unit",
     "scale_words",
-    "without_nans",
     "words_per_row",
 ]

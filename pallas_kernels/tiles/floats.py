@@ -1,5 +1,7 @@
 """Values of a tile that is stored as floats: rows of a pool in bfloat16, and what a model gives."""
 
+from typing import Final
+
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
@@ -8,6 +10,8 @@ from pallas_kernels.tiles.lanes import Lanes, Tile, each, split_pairs
 from pallas_kernels.tiles.scales import f16_to_float
 
 Words = tuple[Int32[Array, "row words"], ...]
+
+_LARGEST: Final = 255 / 128 * 2.0**127  # of bfloat16, and so of 8 significant bits
 
 
 def decode_floats(dtype: jnp.dtype, halves: Words) -> Tile:
@@ -59,10 +63,15 @@ def f32_lanes(words: Int32[Array, "row words"]) -> Lanes:
     return even[0], odd[0], even[1], odd[1]
 
 
-def without_nans(tile: Tile) -> Tile:
-    """A tile whose NaNs are zeros, as `bits.split_sign` has them."""
+def made_finite(tile: Tile) -> Tile:
+    """A tile whose NaNs are zeros and whose infinities are past the range of every codec.
 
-    def clean(x):
-        return jnp.where((bits.float_bits(x) & bits.MAGNITUDE_MASK) > bits.INF_BITS, 0.0, x)
+    So `encode` stores what a codec's own stores of any row: see `bits.split_sign`.
+    """
 
-    return each(clean, tile)
+    def finite(x):
+        is_nan = (bits.float_bits(x) & bits.MAGNITUDE_MASK) > bits.INF_BITS
+        # NaNs first: what the minimum of one and a number is depends on the backend.
+        return jnp.maximum(jnp.minimum(jnp.where(is_nan, 0.0, x), _LARGEST), -_LARGEST)
+
+    return each(finite, tile)

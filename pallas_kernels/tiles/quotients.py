@@ -37,7 +37,9 @@ def split_reciprocal(scale: Float32[Array, "..."]) -> Split:
 
 
 def quotient(
-    high: Float32[Array, "..."], low: Float32[Array, "..."], x: Float32[Array, "..."]
+    high: Float32[Array, "..."] | float,
+    low: Float32[Array, "..."] | float,
+    x: Float32[Array, "..."],
 ) -> Float32[Array, "..."]:
     """x / scale for an x of at most 18 significant bits; the product with `high` is exact."""
     return x * high + x * low
