@@ -11,7 +11,7 @@ from pallas_kernels import cases
 from pallas_kernels.append_quantized import api
 from pallas_kernels.cases import Case, ModelShape
 from pallas_kernels.codecs import Encoded, get_codec
-from pallas_kernels.page_layout import unflatten
+from pallas_kernels.page_layout import empty_payload
 
 POOL_PAGES: Final = 256
 BANK_SLOTS: Final = 512
@@ -45,8 +45,7 @@ def _places(
 
 def _case(step: str, model: ModelShape, name: str, *, mirror: bool = False) -> Case:
     layout, codec, shape = cases.layout_of(model, name), get_codec(name), STEPS[step]
-    leaves: list[Any] = list(cases.pool_of(layout, POOL_PAGES))
-    (pool,) = unflatten(layout, leaves)
+    (pool,) = jax.eval_shape(functools.partial(empty_payload, layout, POOL_PAGES))
     rows = jax.ShapeDtypeStruct((*shape, model.num_kv_heads, model.head_dim), jnp.bfloat16)
     ids = jax.ShapeDtypeStruct(shape, jnp.int32)
     planes = (2 * LAYER, 2 * LAYER + 1)

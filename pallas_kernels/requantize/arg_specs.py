@@ -3,9 +3,11 @@
 import functools
 from typing import Final
 
+import jax
+
 from pallas_kernels import cases
 from pallas_kernels.cases import Case, ModelShape
-from pallas_kernels.page_layout import unflatten
+from pallas_kernels.page_layout import empty_payload
 from pallas_kernels.requantize import api
 
 NUM_PAGES: Final = 128
@@ -16,8 +18,8 @@ def _case(
     way: str, model: ModelShape, hot: str, cold: str, *, host: bool = False, pages: int = NUM_PAGES
 ) -> Case:
     source, target = cases.layout_of(model, hot), cases.layout_of(model, cold)
-    pool = unflatten(source, list(cases.pool_of(source, max(POOL_PAGES, pages))))
     slots = max(POOL_PAGES, pages)
+    pool = jax.eval_shape(functools.partial(empty_payload, source, slots))
     bank, ids = cases.bank_of(slots, target.record_bytes), cases.ids_of(pages)
     arrow = f"{hot} -> {cold}" if way == "pack" else f"{cold} -> {hot}"
     name = f"{model.name} {arrow}{' (host)' if host else ''}"

@@ -7,7 +7,7 @@ of two memories; it is read directly.
 """
 
 import functools
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +164,7 @@ class _PoolTile(NamedTuple):
 class _RecordTile(NamedTuple):
     """The same in a record, where the rows of a plane lie one after the other."""
 
-    ref: object
+    ref: Any
     leaf: _Leaf
     slot: Array
     plane: Array
