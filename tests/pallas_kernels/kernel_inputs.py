@@ -34,6 +34,12 @@ def assert_same_bytes(got, want) -> None:
         np.testing.assert_array_equal(as_bytes(a), as_bytes(b))
 
 
+def that_exist(sources, num_sources: int, targets, num_targets: int) -> list[tuple[int, int]]:
+    """(source, target) of each pair of ids that exists, in order."""
+    pairs = zip(sources, targets, strict=True)
+    return [(a, b) for a, b in pairs if 0 <= a < num_sources and 0 <= b < num_targets]
+
+
 def in_host(x) -> jax.Array:
     """The array in pinned host memory, which the CPU backend has too."""
     pinned = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")

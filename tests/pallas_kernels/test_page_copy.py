@@ -19,6 +19,7 @@ from tests.pallas_kernels.kernel_inputs import (
     is_in_host,
     lowered_for_h200,
     random_array,
+    that_exist,
     unchecked,
 )
 
@@ -74,12 +75,6 @@ def ids(values) -> jax.Array:
 
 def on_device(leaves) -> tuple[jax.Array, ...]:
     return tuple(map(jnp.asarray, leaves))
-
-
-def that_exist(sources, num_sources, targets, num_targets):
-    """(source, target) of each pair that exists, by a loop."""
-    pairs = zip(np.asarray(sources).tolist(), np.asarray(targets).tolist(), strict=True)
-    return [(a, b) for a, b in pairs if 0 <= a < num_sources and 0 <= b < num_targets]
 
 
 def both(name: str, **static):
