@@ -12,6 +12,7 @@ from pallas_kernels.cases import Case
 
 IMPLEMENTATIONS: Final = ("pallas", "reference")
 MOST_COMPILERS: Final = 12
+IN_ROW: Final = 3  # long calls that are dispatched before the first is waited for
 
 
 class Built(NamedTuple):
@@ -103,14 +104,13 @@ def _timed(
     programs: list[_timing.Program], chain: _timing.Chain, floor: float, repeats: int
 ) -> dict[str, dict[str, Any]]:
     """What each implementation's row says of its times."""
-    in_row = max(1, min(4, round(_timing.CALL_US / max(floor, 1.0))))
     calls = {}
     for program in programs:  # loops come last, and take the place of rows
         call, name = chain.call_of(program), program.implementation
         if program.turns > 1:
             calls[name, "steady"] = (call, 1, program.turns)
         else:
-            calls[name, "single"], calls[name, "steady"] = (call, 1, 1), (call, in_row, 1)
+            calls[name, "single"], calls[name, "steady"] = (call, 1, 1), (call, IN_ROW, 1)
     times = _timing.alternate({key: (call, n) for key, (call, n, _) in calls.items()}, repeats)
     found: dict[str, dict[str, Any]] = {}
     for (name, kind), each in times.items():
