@@ -5,6 +5,7 @@ The lowering is deprecated since JAX 0.11 and unchanged in 0.12, which is why th
 that the exit is open.
 """
 
+import contextvars
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -19,6 +20,9 @@ from jaxtyping import Array, Int32
 from pallas_kernels.banks import is_host
 
 WORD: Final = 4  # bytes of the int32 words that kernels move
+
+# Whether what is being traced is compiled for a GPU, so that it may hold single instructions.
+_on_gpu = contextvars.ContextVar("on_gpu", default=False)
 
 
 def kernel_call(
@@ -59,7 +63,11 @@ def kernel_call(
         raise NotImplementedError("a kernel that updates host memory can have no other result.")
 
     def run(*refs):
-        body(*refs[:first], *refs[len(operands) :])
+        token = _on_gpu.set(not interpret)
+        try:
+            body(*refs[:first], *refs[len(operands) :])
+        finally:
+            _on_gpu.reset(token)
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     results = pl.pallas_call(
@@ -87,6 +95,37 @@ def read(ref: Any, mask: Any = None) -> Array:
 def write(ref: Any, tile: Array, mask: Any = None) -> None:
     """Stores a tile where the mask is true."""
     pltriton.store(ref, tile, mask=mask)
+
+
+def _instruction(text: str, *args: Array) -> Array:
+    """One instruction per element, of float32 arguments of one shape."""
+    like = jax.ShapeDtypeStruct(args[0].shape, jnp.float32)
+    constraints = ",".join(["=f", *["f"] * len(args)])
+    operands = ", ".join(f"${i}" for i in range(len(args) + 1))
+    (result,) = pltriton.elementwise_inline_asm(
+        f"{text} {operands};", args=args, constraints=constraints, pack=1,
+        result_shape_dtypes=[like],
+    )  # fmt: skip
+    return result
+
+
+def multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float32 arrays of one shape, rounded once in a GPU kernel, else twice.
+
+    The lowering never joins the two by itself. For where the product is exact, so that it is the
+    same.
+    """
+    return _instruction("fma.rn.f32", a, b, c) if _on_gpu.get() else a * b + c
+
+
+def approximate_reciprocal(x: Array) -> Array:
+    """1 / x of float32, to 2**-23 of it in a GPU kernel."""
+    return _instruction("rcp.approx.ftz.f32", x) if _on_gpu.get() else 1.0 / x
+
+
+def maximum_or_nan(a: Array, b: Array) -> Array:
+    """The larger of two float32 values, or NaN if one is: a plain maximum in a kernel drops it."""
+    return _instruction("max.NaN.f32", a, b) if _on_gpu.get() else jnp.maximum(a, b)
 
 
 def as_words(x: Array, *shape: int) -> Int32[Array, "..."]:

@@ -1,11 +1,15 @@
 """Which items go where: two lists of ids, of which only some pairs exist."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
-_NOWHERE = 2**30
+from pallas_kernels import dispatch, launch
+
+MOST_IN_KERNEL: Final = 8192  # ids that one program holds
+_NOWHERE: Final = 2**30
 
 
 class Pairs(NamedTuple):
@@ -33,8 +37,9 @@ def existing(
     """
     if source_ids.shape != target_ids.shape:
         raise ValueError(f"{source_ids.shape} sources for {target_ids.shape} targets.")
-    exist = (source_ids >= 0) & (source_ids < num_sources)
-    exist &= (target_ids >= 0) & (target_ids < num_targets)
+    if dispatch.platform() == "gpu" and source_ids.size <= MOST_IN_KERNEL:
+        return compacted_in_kernel(source_ids, num_sources, target_ids, num_targets)
+    exist = _exist(source_ids, num_sources) & _exist(target_ids, num_targets)
     rank = jnp.where(exist, jnp.cumsum(exist, dtype=jnp.int32) - 1, _NOWHERE)
     places = jnp.full(source_ids.shape, _NOWHERE, jnp.int32)
     places = places.at[rank].set(jnp.arange(rank.shape[0], dtype=jnp.int32), mode="drop")
@@ -44,3 +49,39 @@ def existing(
         target_ids.at[places].get(mode="fill", fill_value=0),
         places,
     )
+
+
+def _exist(ids: Int32[Array, "n"], number: int) -> Bool[Array, "n"]:
+    return (ids >= 0) & (ids < number)
+
+
+def compacted_in_kernel(
+    source_ids: Int32[Array, "n"], num_sources: int, target_ids: Int32[Array, "n"],
+    num_targets: int, *, interpret: bool = False,
+) -> Pairs:  # fmt: skip
+    """`existing` as one small kernel: as jnp it is six, which take longer than a small copy."""
+    size = source_ids.shape[0]
+    width = 1 << (size - 1).bit_length()
+
+    def body(sources_ref, targets_ref, number_ref, new_sources_ref, new_targets_ref, places_ref):
+        place = launch.iota((width,), 0)
+        within = place < size
+        read_from = jnp.minimum(place, size - 1)
+        source = launch.read(sources_ref.at[read_from], within)
+        target = launch.read(targets_ref.at[read_from], within)
+        exist = within & _exist(source, num_sources) & _exist(target, num_targets)
+        count = exist.astype(jnp.int32)
+        before, number = jnp.cumsum(count), jnp.sum(count)
+        # Those that exist, then the others: a permutation, so that no two write to one place.
+        rank = jnp.where(exist, before - 1, number + place - before)
+        launch.write(number_ref.at[jnp.int32(0)], number)
+        launch.write(new_sources_ref.at[rank], source)
+        launch.write(new_targets_ref.at[rank], target)
+        launch.write(places_ref.at[rank], jnp.where(exist, place, _NOWHERE))
+
+    one, many = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((width,), jnp.int32)
+    number, *lists = launch.kernel_call(
+        body, [source_ids, target_ids], 0, grid=(1,), name="existing_pairs", num_warps=4,
+        new=(one, many, many, many), interpret=interpret,
+    )  # fmt: skip
+    return Pairs(number[0], *(x[:size] for x in lists))

@@ -30,9 +30,11 @@ class Tuning(NamedTuple):
     num_warps: int
 
 
-TO_HOST: Final = Tuning(16, 8192, 8)
-FROM_HOST: Final = Tuning(16, 8192, 8)
-ON_DEVICE: Final = Tuning(528, 4096, 8)
+# Over the bus a few programs are as fast as many, and leave the other multiprocessors free.
+TO_HOST: Final = Tuning(16, 4096, 4)
+FROM_HOST: Final = Tuning(8, 8192, 8)
+ON_DEVICE: Final = Tuning(528, 4096, 16)
+WITHIN: Final = Tuning(2112, 8192, 16)
 
 
 class _Span(NamedTuple):
@@ -122,8 +124,8 @@ def store_records(
 
     pools = [_as_pieces(leaf, axis) for leaf in leaves]
     (words,) = launch.kernel_call(
-        body, [*_ids(pairs), *pools, words], 1, grid=(tuning.programs,), name="store_records",
-        num_warps=tuning.num_warps, interpret=interpret,
+        body, [*_ids(pairs), *pools, words], 1, grid=_grid(tuning, pairs, spans),
+        name="store_records", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
     return launch.of_words(words, bank)
 
@@ -147,8 +149,8 @@ def load_records(
 
     pools = [_as_pieces(leaf, axis) for leaf in leaves]
     pools = launch.kernel_call(
-        body, [*_ids(pairs), _bank_words(bank), *pools], len(pools), grid=(tuning.programs,),
-        name="load_records", num_warps=tuning.num_warps, interpret=interpret,
+        body, [*_ids(pairs), _bank_words(bank), *pools], len(pools),
+        grid=_grid(tuning, pairs, spans), name="load_records", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
     return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
 
@@ -180,7 +182,7 @@ def copy_items(
     pools = [_as_pieces(leaf, target_axis) for leaf in targets]
     read_only = [_as_pieces(leaf, source_axis) for leaf in sources]
     pools = launch.kernel_call(
-        body, [*_ids(pairs), *read_only, *pools], len(pools), grid=(tuning.programs,),
+        body, [*_ids(pairs), *read_only, *pools], len(pools), grid=_grid(tuning, pairs, spans),
         name="copy_items", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
     return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, targets, strict=True))
@@ -193,7 +195,7 @@ def _by_axis(leaves_and_axis: tuple[Leaves, int]) -> int:
 def copy_within(
     leaves: Leaves, pairs: Pairs, *, tuning: Tuning | None = None, interpret: bool = False
 ) -> Leaves:
-    tuning = tuning or ON_DEVICE
+    tuning = tuning or WITHIN
     spans = _spans(leaves, 0, tuning.chunk)
 
     def body(number_ref, sources_ref, targets_ref, *refs):
@@ -206,10 +208,15 @@ def copy_within(
 
     pools = [_as_pieces(leaf, 0) for leaf in leaves]
     pools = launch.kernel_call(
-        body, [*_ids(pairs), *pools], len(pools), grid=(tuning.programs,), name="copy_within",
-        num_warps=tuning.num_warps, interpret=interpret,
+        body, [*_ids(pairs), *pools], len(pools), grid=_grid(tuning, pairs, spans),
+        name="copy_within", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
     return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
+
+
+def _grid(tuning: Tuning, pairs: Pairs, spans: tuple[_Span, ...]) -> tuple[int]:
+    """As many programs as there can be work for, at most."""
+    return (min(tuning.programs, pairs.sources.shape[0] * spans[-1].last),)
 
 
 def _ids(pairs: Pairs) -> list[Array]:

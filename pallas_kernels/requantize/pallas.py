@@ -38,8 +38,8 @@ class Tuning(NamedTuple):
 
 
 PACK: Final = Tuning(132 * 64, 32, 4)
-RESTORE: Final = Tuning(132 * 64, 32, 4)
-RESTORE_FROM_HOST: Final = Tuning(132, 16, 4)
+RESTORE: Final = Tuning(132 * 64, 64, 4)
+RESTORE_FROM_HOST: Final = Tuning(132, 32, 4)
 STAGED_PAGES: Final = 64  # records of a device copy on the way to host memory
 
 
@@ -212,7 +212,7 @@ def pack(
     pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
     target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
 ) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
-    tuning = _fitting(tuning or PACK, source)
+    tuning = _fitting(tuning or PACK, source, target)
     pack_some = functools.partial(
         _pack, pool, source=source, target=target, tuning=tuning, interpret=interpret
     )
@@ -266,8 +266,8 @@ def _pack(
 
     operands = [*_tables(pairs, geometry), *_pool_words(pool, source), _bank_words(bank)]
     words, finite = launch.kernel_call(
-        body, [*operands, jnp.ones(pairs.sources.shape, jnp.int32)], 2, grid=(tuning.programs,),
-        name="requantize_pack", num_warps=tuning.num_warps, interpret=interpret,
+        body, [*operands, jnp.ones(pairs.sources.shape, jnp.int32)], 2,
+        grid=_grid(tuning, pairs, geometry), name="requantize_pack", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
     return launch.of_words(words, bank), finite == 1
 
@@ -277,7 +277,7 @@ def restore(
     target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
 ) -> Payload:  # fmt: skip
     tuning = tuning or (RESTORE_FROM_HOST if is_host(bank) else RESTORE)
-    tuning = _fitting(tuning, source)
+    tuning = _fitting(tuning, source, target)
     geometry, rows = _geometry(source, target), tuning.rows
 
     def body(number_ref, sources_ref, targets_ref, planes_ref, bank_ref, *leaf_refs):
@@ -294,7 +294,7 @@ def restore(
     leaves = _pool_words(pool, source)
     leaves = launch.kernel_call(
         body, [*_tables(pairs, geometry), _bank_words(bank), *leaves], len(leaves),
-        grid=(tuning.programs,), name="requantize_restore", num_warps=tuning.num_warps,
+        grid=_grid(tuning, pairs, geometry), name="requantize_restore", num_warps=tuning.num_warps,
         interpret=interpret,
     )  # fmt: skip
     old = jax.tree.leaves(pool)
@@ -307,9 +307,16 @@ def _encode(source: Codec, target: Codec, tile, dim: int) -> tiles.Stored:
     return tiles.encode(target, tile, dim, short=True, narrow=tiles.is_narrow(source))
 
 
-def _fitting(tuning: Tuning, layout: PageLayout) -> Tuning:
-    """The tuning, with tiles no larger than a plane."""
-    return tuning._replace(rows=min(tuning.rows, layout.page_size))
+def _fitting(tuning: Tuning, source: PageLayout, target: PageLayout) -> Tuning:
+    """The tuning, with tiles no larger than a plane; smaller where a search fills registers."""
+    searches = any(tiles.needs_registers(group.codec) for group in target.groups)
+    return tuning._replace(rows=min(tuning.rows, source.page_size, 8 if searches else 64))
+
+
+def _grid(tuning: Tuning, pairs: Pairs, geometry: _Geometry) -> tuple[int]:
+    """As many programs as there can be work for, at most."""
+    tiles_per_page = len(geometry.planes) * (geometry.rows // tuning.rows)
+    return (min(tuning.programs, pairs.sources.shape[0] * tiles_per_page),)
 
 
 def _tables(pairs: Pairs, geometry: _Geometry) -> list[Array]:

@@ -10,6 +10,7 @@ from pallas_kernels.tiles.codes import (
     decode,
     encode,
     is_narrow,
+    needs_registers,
     num_parts,
     words_per_row,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "decode_floats",
     "encode",
     "is_narrow",
+    "needs_registers",
     "made_finite",
     "num_parts",
     "scale_unit",

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Int32
 
 from pallas_kernels.codecs import Codec, bits, fp8_e4m3, int8_g64
 from pallas_kernels.codecs.bf16 import Bf16
+from pallas_kernels.codecs.e2m1 import E2m1
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.codecs.fp8_e4m3 import Fp8E4m3
 from pallas_kernels.codecs.int8_g64 import Int8G64
@@ -120,6 +121,11 @@ def encode(
 def is_narrow(codec: Codec) -> bool:
     """Whether what is decoded from a codec has at most 8 significant bits."""
     return not isinstance(codec, Int8G64)
+
+
+def needs_registers(codec: Codec) -> bool:
+    """Whether encoding a value takes so many registers that tiles should be small."""
+    return isinstance(codec, E2m1) and codec.search
 
 
 def _encode_bf16(tile: Tile, narrow: bool) -> Stored:

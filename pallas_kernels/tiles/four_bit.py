@@ -14,12 +14,11 @@ from pallas_kernels.tiles.lanes import (
     Grouped,
     Lanes,
     Tile,
+    all_finite,
     each,
     each_grouped,
     group_max,
-    is_finite,
     reduce_groups,
-    sums_are_finite,
 )
 
 _SIGNS = -0x77777778  # 0x88888888: bit 3 of every nibble
@@ -86,34 +85,37 @@ def encode(codec: FourBit, tile: Tile, dim: int, *, short: bool) -> Packed:
     """Stores a tile; `short` as in `tiles.encode`."""
     magnitude = each(jnp.abs, tile)
     limit = codec.max_code_value * bits.E4M3_MAX
-    amax = Grouped(*(jnp.minimum(x, limit) for x in group_max(magnitude, codec.group, dim)))
+    largest = group_max(magnitude, codec.group, dim)
+    amax = Grouped(*(jnp.minimum(x, limit) for x in largest))
     if short and not _searches(codec):
-        return _encode_short(codec, tile, magnitude, amax)
+        words, scales = _encode_short(codec, tile, magnitude, amax)
+        return Packed(words, scales, all_finite(largest))
     magnitude = each(lambda m: jnp.minimum(m, limit), magnitude)
     codes, scale = _encode_any(codec, magnitude, amax, dim)
     scales = Grouped(*map(bits.round_to_e4m3, scale))
-    return Packed(join_nibbles(codes, 0, tile), scales, is_finite(tile))
+    return Packed(join_nibbles(codes, 0, tile), scales, all_finite(largest))
 
 
 def _searches(codec: FourBit) -> bool:
     return isinstance(codec, E2m1) and codec.search
 
 
-def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, amax: Grouped) -> Packed:
+def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, amax: Grouped):
+    """(words, scales) of a tile of short values."""
     if isinstance(codec, E2m1):
         scales = Grouped(*map(quotients.e4m3_of_sixth, amax))
-        code_of, base, zero_up_to = quotients.e2m1_code, quotients.BASE_OF_HALVES, 2.0**-11
+        code_of, zero_up_to = quotients.e2m1_code, 2.0**-11
     else:
         scale = (four_bit.group_scale(x, int4_g16.BY_SEVEN) for x in amax)
         scales = Grouped(*map(bits.round_to_e4m3, scale))
-        code_of, base, zero_up_to = quotients.int4_code, quotients.BASE_OF_ONES, 2.0**-10
+        code_of, zero_up_to = quotients.int4_code, 2.0**-10
     split = [quotients.split_reciprocal(quotients.e4m3_value(s)) for s in scales]
     high, low = (Grouped(*parts) for parts in zip(*split, strict=True))
     q = each_grouped(quotients.quotient, (high, low), magnitude)
-    words = join_nibbles(each(code_of, q), base, tile)
+    words = join_nibbles(each(code_of, q), quotients.BASE, tile)
     # Where all codes are 0, the scale is the smallest, 2**-9, and the largest quotient rounds to 0.
     kept = (jnp.where(x > zero_up_to, s, 0) for x, s in zip(amax, scales, strict=True))
-    return Packed(words, Grouped(*kept), sums_are_finite(q))
+    return words, Grouped(*kept)
 
 
 def _encode_any(codec: FourBit, magnitude: Tile, amax: Grouped, dim: int) -> tuple[Tile, Grouped]:

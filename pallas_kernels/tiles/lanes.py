@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
+from pallas_kernels import launch
 from pallas_kernels.codecs import bits
 
 Lanes = tuple[Array, Array, Array, Array]  # each [row, dim/8]
@@ -87,14 +88,10 @@ def reduce_groups(combine: Callable, reduce: Callable, tile: Tile, group: int, d
     return Grouped(*halves)
 
 
-def sums_are_finite(tile: Tile) -> Bool[Array, ""]:
-    """Whether no value is infinite or NaN; values so small that no sum of eight overflows.
-
-    Sums, since the maximum of a number and a NaN is the number here.
-    """
-    halves = [(lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) for lanes in tile]
-    finite = jnp.abs(halves[0] + halves[1]) < jnp.inf
-    return jnp.min(finite.astype(jnp.int32)) == 1
+def all_finite(largest: Grouped) -> Bool[Array, ""]:
+    """Whether no `group_max` of magnitudes is infinite or NaN."""
+    finite = [(x < jnp.inf).astype(jnp.int32) for x in largest]
+    return jnp.min(jnp.minimum(*finite)) == 1
 
 
 def is_finite(tile: Tile) -> Bool[Array, ""]:
@@ -105,8 +102,15 @@ def is_finite(tile: Tile) -> Bool[Array, ""]:
 
 
 def group_max(tile: Tile, group: int, dim: int) -> Grouped:
-    """The largest value of each group; whether a NaN counts depends on the backend."""
-    return reduce_groups(jnp.maximum, jnp.max, tile, group, dim)
+    """The largest value of each group, or NaN if one is; of magnitudes, or of int32."""
+    if tile.low[0].dtype != jnp.float32:
+        return reduce_groups(jnp.maximum, jnp.max, tile, group, dim)
+    return reduce_groups(launch.maximum_or_nan, _max_or_nan, tile, group, dim)
+
+
+def _max_or_nan(x: Float32[Array, "row group column"], axis: int) -> Float32[Array, "row group"]:
+    # As bits, in which magnitudes have the order of their values, and a NaN is above them all.
+    return bits.bits_float(jnp.max(bits.float_bits(x), axis=axis))
 
 
 def split_bytes(words: Int32[Array, "row words"]) -> Lanes:

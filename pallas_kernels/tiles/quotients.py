@@ -11,17 +11,14 @@ from typing import Final
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
+from pallas_kernels import launch
 from pallas_kernels.codecs import bits
 
-# Added to a number from 0 on, they round it to a multiple of 1/2, of 1, of 2, ties to even, and the
-# multiple is in the low bits of the sum.
-TO_HALVES: Final = 2.0**22
-TO_ONES: Final = 2.0**23
-TO_TWOS: Final = 2.0**24
-BASE_OF_HALVES: Final = 0x4A800000  # the bits of 2**22
-BASE_OF_ONES: Final = 0x4B000000
-_NEXT_BASE: Final = 0x800000
-_SIGNED_ONES: Final = 1.5 * 2.0**23
+# Added to a number from 0 on, it rounds it to an integer, ties to even, which then is in the low
+# bits of the sum.
+TO_INTEGER: Final = 2.0**23
+BASE: Final = 0x4B000000  # the bits of 2**23
+_SIGNED: Final = 1.5 * 2.0**23
 
 Split = tuple[Float32[Array, "..."], Float32[Array, "..."]]
 
@@ -31,7 +28,7 @@ def split_reciprocal(scale: Float32[Array, "..."]) -> Split:
 
     `scale` is positive and has at most 18 significant bits.
     """
-    inverse = 1.0 / scale
+    inverse = launch.approximate_reciprocal(scale)
     high = bits.bits_float(bits.float_bits(inverse) & -(1 << 18))
     return high, (1.0 - scale * high) * inverse  # the difference is exact
 
@@ -42,29 +39,30 @@ def quotient(
     x: Float32[Array, "..."],
 ) -> Float32[Array, "..."]:
     """x / scale for an x of at most 18 significant bits; the product with `high` is exact."""
-    return x * high + x * low
+    return launch.multiply_add(x, high, x * low)
 
 
 def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
-    """`BASE_OF_HALVES` plus the E2M1 code of q >= 0: nearest, ties to even, at most 7.
+    """`BASE` plus the E2M1 code of q >= 0: nearest, ties to even, at most 7.
 
     It is the least of three roundings: in steps of 1/2 from code 0, of 1 from 2, of 2 from 4.
     """
-    halves = bits.float_bits(q + TO_HALVES)
-    ones = bits.float_bits(q + TO_ONES) + (2 - _NEXT_BASE)
-    twos = bits.float_bits(q + TO_TWOS) + (4 - 2 * _NEXT_BASE)
-    least = jnp.minimum(jnp.minimum(ones, halves), twos)
-    return jnp.minimum(least, BASE_OF_HALVES + 7)
+
+    def rounded(steps: float, first: float):
+        return launch.multiply_add(q, jnp.full_like(q, steps), jnp.full_like(q, TO_INTEGER + first))
+
+    least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), q + (TO_INTEGER + 2.0)), rounded(0.5, 4.0))
+    return bits.float_bits(jnp.minimum(least, TO_INTEGER + 7.0))
 
 
 def int4_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
-    """`BASE_OF_ONES` plus q >= 0 rounded to an integer, ties to even, at most 7."""
-    return jnp.minimum(bits.float_bits(q + TO_ONES), BASE_OF_ONES + 7)
+    """`BASE` plus q >= 0 rounded to an integer, ties to even, at most 7."""
+    return bits.float_bits(jnp.minimum(q + TO_INTEGER, TO_INTEGER + 7.0))
 
 
 def signed_byte(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
     """|q| <= 127 rounded to an integer, ties to even, as a byte in two's complement."""
-    return bits.float_bits(q + _SIGNED_ONES) & 0xFF
+    return bits.float_bits(q + _SIGNED) & 0xFF
 
 
 def e4m3_of_sixth(amax: Float32[Array, "..."]) -> Int32[Array, "..."]:
@@ -73,8 +71,8 @@ def e4m3_of_sixth(amax: Float32[Array, "..."]) -> Int32[Array, "..."]:
     From 2**-6 on it is amax/6, rounded. Below, in units of 2**-9, it is amax/6 rounded, but 1 up to
     an amax of 7 and at least 2 from there on.
     """
-    q = quotient(_SIXTH_HIGH, _SIXTH_LOW, amax)
-    units = bits.float_bits(q * 2.0**9 + TO_ONES) - BASE_OF_ONES
+    q = amax * _SIXTH_HIGH + amax * _SIXTH_LOW
+    units = bits.float_bits(q * 2.0**9 + TO_INTEGER) - BASE
     units = jnp.maximum(units, jnp.where(amax > 7 * bits.E4M3_TINY, 2, 1))
     pattern = bits.float_bits(q)
     normal = ((pattern + 0x7FFFF + ((pattern >> 20) & 1)) >> 20) - (120 << 3)
