@@ -205,7 +205,9 @@ def resume(engine: Engine, tokens: Tokens) -> tc.Plan:
 def fork(lab: Lab, name: str, engine: Engine) -> Engine:
     """An engine whose cache is a copy: states are values, so the two go their own ways."""
     twin = lab.engine(name)
-    twin.cache = jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), engine.cache)
+    twin.cache = jax.tree.map(
+        lambda x: jax.device_put(x, x.sharding, may_alias=False), engine.cache
+    )
     return twin
 
 

@@ -150,7 +150,8 @@ def load_records(
     pools = [_as_pieces(leaf, axis) for leaf in leaves]
     pools = launch.kernel_call(
         body, [*_ids(pairs), _bank_words(bank), *pools], len(pools),
-        grid=_grid(tuning, pairs, spans), name="load_records", num_warps=tuning.num_warps, interpret=interpret,
+        grid=_grid(tuning, pairs, spans), name="load_records", num_warps=tuning.num_warps,
+        interpret=interpret,
     )  # fmt: skip
     return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
 

@@ -267,7 +267,8 @@ def _pack(
     operands = [*_tables(pairs, geometry), *_pool_words(pool, source), _bank_words(bank)]
     words, finite = launch.kernel_call(
         body, [*operands, jnp.ones(pairs.sources.shape, jnp.int32)], 2,
-        grid=_grid(tuning, pairs, geometry), name="requantize_pack", num_warps=tuning.num_warps, interpret=interpret,
+        grid=_grid(tuning, pairs, geometry), name="requantize_pack", num_warps=tuning.num_warps,
+        interpret=interpret,
     )  # fmt: skip
     return launch.of_words(words, bank), finite == 1
 

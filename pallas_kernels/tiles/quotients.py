@@ -34,9 +34,7 @@ def split_reciprocal(scale: Float32[Array, "..."]) -> Split:
 
 
 def quotient(
-    high: Float32[Array, "..."] | float,
-    low: Float32[Array, "..."] | float,
-    x: Float32[Array, "..."],
+    high: Float32[Array, "..."], low: Float32[Array, "..."], x: Float32[Array, "..."]
 ) -> Float32[Array, "..."]:
     """x / scale for an x of at most 18 significant bits; the product with `high` is exact."""
     return launch.multiply_add(x, high, x * low)
@@ -49,10 +47,13 @@ def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
     """
 
     def rounded(steps: float, first: float):
-        return launch.multiply_add(q, jnp.full_like(q, steps), jnp.full_like(q, TO_INTEGER + first))
+        first = jnp.full_like(q, TO_INTEGER + first)
+        return bits.float_bits(launch.multiply_add(q, jnp.full_like(q, steps), first))
 
-    least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), q + (TO_INTEGER + 2.0)), rounded(0.5, 4.0))
-    return bits.float_bits(jnp.minimum(least, TO_INTEGER + 7.0))
+    # As bits, which have the order of their values, and of which three are compared at once.
+    ones = bits.float_bits(q + (TO_INTEGER + 2.0))
+    least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), ones), rounded(0.5, 4.0))
+    return jnp.minimum(least, BASE + 7)
 
 
 def int4_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
