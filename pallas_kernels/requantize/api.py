@@ -11,7 +11,7 @@ from pallas_kernels.page_copy.pairs import Pairs, existing
 from pallas_kernels.page_layout import PageLayout, Payload
 from pallas_kernels.requantize import pallas, reference
 
-Implementation = Literal["pallas", "reference"] | None
+Implementation = Literal["pallas", "reference", "triton"] | None
 
 
 def _pack_on_gpu(*args, **kwargs):
@@ -24,9 +24,27 @@ def _restore_on_gpu(*args, **kwargs):
     return pallas.restore(*args, **kwargs)
 
 
-# Fastest first; the reference runs anywhere and ends the list.
-PACK: Final = {"pallas": _pack_on_gpu, "reference": reference.pack}
-RESTORE: Final = {"pallas": _restore_on_gpu, "reference": reference.restore}
+def _by_triton(name: str):
+    def call(*args, **kwargs):
+        dispatch.need_gpu("requantize")
+        try:
+            from pallas_kernels.requantize import triton_calls
+        except ImportError as error:
+            raise NotImplementedError(
+                f"the Triton kernels of requantize need the extra tiercache[triton]: {error}."
+            ) from error
+        return getattr(triton_calls, name)(*args, **kwargs)
+
+    return call
+
+
+# Fastest first; the reference runs anywhere, so what comes after it is taken by name alone.
+PACK: Final = {"pallas": _pack_on_gpu, "reference": reference.pack, "triton": _by_triton("pack")}
+RESTORE: Final = {
+    "pallas": _restore_on_gpu,
+    "reference": reference.restore,
+    "triton": _by_triton("restore"),
+}
 
 
 def pack(
@@ -50,7 +68,8 @@ def pack(
       page_ids, slot_ids: what goes where. A pair of which one id does not exist is skipped. No slot
         twice.
       source, target: how a page lies in the pool, and in a record; static.
-      implementation: None takes the first able one of "pallas" (GPUs) and "reference".
+      implementation: None takes the first able one of "pallas" (GPUs) and "reference"; "triton"
+        (GPUs, with the extra tiercache[triton]) is taken by its name.
 
     Returns:
       The bank, and per pair whether every value of the page was finite, over all layers and heads;
@@ -59,6 +78,7 @@ def pack(
     Raises:
       ValueError: while tracing, if the layouts have different geometry, or the records of the bank
         another size.
+      NotImplementedError: the named implementation cannot serve the call here.
     """
     _check(bank, source, target)
     if not page_ids.size:
