@@ -28,7 +28,7 @@ SHIPPED = ("tiercache", "pallas_kernels")
 THIRD_PARTY = {"jax", "jaxlib", "numpy", "flax", "jaxtyping"}
 THIRD_PARTY_BY_PLACE = {
     "pallas_kernels/*/triton.py": {"jax_triton", "triton"},
-    "tiercache/testing/*": {"hypothesis", "chex"},
+    "tiercache/testing/*": {"hypothesis"},
     "tiercache/stores/*": {"obstore"},
 }
 

@@ -53,7 +53,7 @@ def test_extras_name_what_they_add():
     assert extras["cuda12"] == ["jax[cuda12]"]
     assert extras["cuda13"] == ["jax[cuda13]"]
     assert extras["triton"] == ["jax-triton"]
-    assert extras["testing"] == ["hypothesis", "chex"]
+    assert extras["testing"] == ["hypothesis"]
     assert "tiercache[testing]" in extras["test"]
 
 
