@@ -37,7 +37,7 @@ class Tuning(NamedTuple):
     num_warps: int
 
 
-PACK: Final = Tuning(132 * 64, 32, 4)
+PACK: Final = Tuning(132 * 128, 32, 4)
 RESTORE: Final = Tuning(132 * 64, 64, 4)
 RESTORE_FROM_HOST: Final = Tuning(132, 32, 4)
 STAGED_PAGES: Final = 64  # records of a device copy on the way to host memory

@@ -48,12 +48,10 @@ def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
 
     def rounded(steps: float, first: float):
         first = jnp.full_like(q, TO_INTEGER + first)
-        return bits.float_bits(launch.multiply_add(q, jnp.full_like(q, steps), first))
+        return launch.multiply_add(q, jnp.full_like(q, steps), first)
 
-    # As bits, which have the order of their values, and of which three are compared at once.
-    ones = bits.float_bits(q + (TO_INTEGER + 2.0))
-    least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), ones), rounded(0.5, 4.0))
-    return jnp.minimum(least, BASE + 7)
+    least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), q + (TO_INTEGER + 2.0)), rounded(0.5, 4.0))
+    return bits.float_bits(jnp.minimum(least, TO_INTEGER + 7.0))
 
 
 def int4_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
