@@ -35,6 +35,14 @@ TO_HOST: Final = Tuning(16, 4096, 4)
 FROM_HOST: Final = Tuning(8, 8192, 8)
 ON_DEVICE: Final = Tuning(528, 4096, 16)
 WITHIN: Final = Tuning(2112, 8192, 16)
+MOST_PROGRAMS_OVER_THE_BUS: Final = 64
+
+
+def over_the_bus(tuning: Tuning, spans: tuple["_Span", ...]) -> Tuning:
+    """More programs where pieces are smaller than chunks, so that as much is under way."""
+    largest = max(min(span.size, span.words) for span in spans)
+    programs = tuning.programs * tuning.chunk // largest
+    return tuning._replace(programs=min(programs, MOST_PROGRAMS_OVER_THE_BUS))
 
 
 class _Span(NamedTuple):
@@ -106,8 +114,7 @@ def store_records(
     leaves: Leaves, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, axis: int,
     tuning: Tuning | None = None, interpret: bool = False,
 ) -> UInt8[Array, "slots bytes"]:  # fmt: skip
-    tuning = tuning or (TO_HOST if is_host(bank) else ON_DEVICE)
-    spans = _spans(leaves, axis, tuning.chunk)
+    tuning, spans = _cut(leaves, axis, tuning, TO_HOST if is_host(bank) else None)
     words = _bank_words(bank)
 
     def body(number_ref, sources_ref, targets_ref, *refs):
@@ -134,8 +141,7 @@ def load_records(
     leaves: Leaves, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, axis: int,
     tuning: Tuning | None = None, interpret: bool = False,
 ) -> Leaves:  # fmt: skip
-    tuning = tuning or (FROM_HOST if is_host(bank) else ON_DEVICE)
-    spans = _spans(leaves, axis, tuning.chunk)
+    tuning, spans = _cut(leaves, axis, tuning, FROM_HOST if is_host(bank) else None)
 
     def body(number_ref, sources_ref, targets_ref, bank_ref, *leaf_refs):
         def move(pair, leaf, piece, word, mask):
@@ -213,6 +219,15 @@ def copy_within(
         name="copy_within", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
     return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
+
+
+def _cut(
+    leaves: Leaves, axis: int, given: Tuning | None, over_bus: Tuning | None
+) -> tuple[Tuning, tuple[_Span, ...]]:
+    """How records are cut: as is given, or as fits the way."""
+    tuning = given or over_bus or ON_DEVICE
+    spans = _spans(leaves, axis, tuning.chunk)
+    return (over_the_bus(tuning, spans) if over_bus and not given else tuning), spans
 
 
 def _grid(tuning: Tuning, pairs: Pairs, spans: tuple[_Span, ...]) -> tuple[int]:
