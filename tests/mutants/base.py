@@ -3,7 +3,8 @@
 from typing import Final, NamedTuple
 
 TIERCACHE: Final = "tests/tiercache/test_"
-PAGE_LAYOUT: Final = "tests/pallas_kernels/test_page_layout.py"
+KERNELS: Final = "tests/pallas_kernels/test_"
+PAGE_LAYOUT: Final = KERNELS + "page_layout.py"
 RULES: Final = TIERCACHE + "rules.py::test_"
 SHARING: Final = TIERCACHE + "sharing.py::test_"
 REFUSALS: Final = TIERCACHE + "refusals.py::test_"

@@ -1,7 +1,11 @@
 """Faults of codecs, banks and attention."""
 
-from tests.mutants.base import ATTEND, CODECS, TIERCACHE, Mutant
+from tests.mutants.base import ATTEND, CODECS, KERNELS, TIERCACHE, Mutant
 
+COPIES = KERNELS + "page_copy.py::test_"
+PAIRS = KERNELS + "pairs.py::test_"
+REQUANTIZE = KERNELS + "requantize.py::test_"
+TILES = KERNELS + "tiles.py::test_"
 BANKS = TIERCACHE + "banks.py::test_"
 
 MUTANTS = (
@@ -142,5 +146,70 @@ MUTANTS = (
         "slots = jnp.where(is_cold, -1 - entries, NOWHERE)",
         ATTEND + "attend_is_dense_attention_over_what_each_row_holds[window]",
         "-1 is a hole, so slot 0 is -2.",
+    ),
+    Mutant(
+        "a kernel copies past the end of a piece",
+        "pallas_kernels/page_copy/pallas.py",
+        "                if span.words % span.size:\n",
+        "                if False:\n",
+        COPIES + "records_are_the_bytes_of_items_and_nothing_else_is_written",
+        "The tail of a piece is no whole chunk.",
+    ),
+    Mutant(
+        "a kernel writes all pieces of an item to the first one's place",
+        "pallas_kernels/page_copy/pallas.py",
+        "            at = span.offset + piece * span.words + word\n"
+        "            source = leaf_refs[leaf]",
+        "            at = span.offset + word\n            source = leaf_refs[leaf]",
+        COPIES + "records_are_the_bytes_of_items_and_nothing_else_is_written",
+        "An item of a pool [layer, row, ...] has a piece per layer.",
+    ),
+    Mutant(
+        "an id past the end is clamped",
+        "pallas_kernels/page_copy/pairs.py",
+        "return (ids >= 0) & (ids < number)",
+        "return ids >= 0",
+        PAIRS + "pairs_that_exist_come_first_and_in_order",
+        "The sentinel is such an id.",
+    ),
+    Mutant(
+        "programs share the work but for the rest",
+        "pallas_kernels/launch.py",
+        "mine = (count - first + programs - 1) // programs",
+        "mine = count // programs",
+        COPIES + "records_are_the_bytes_of_items_and_nothing_else_is_written",
+        "The last turn is not everybody's.",
+    ),
+    Mutant(
+        "a page is finite if its last tile is",
+        "pallas_kernels/requantize/pallas.py",
+        "launch.write(finite_ref.at[pair], jnp.int32(0))",
+        "launch.write(finite_ref.at[pair], jnp.int32(1))",
+        REQUANTIZE + "one_value_that_is_not_finite_is_told_of_its_page_alone",
+        "A page with a NaN in one layer may not be published.",
+    ),
+    Mutant(
+        "the second half of a row has the scales of the first",
+        "pallas_kernels/tiles/lanes.py",
+        "spread_out = [spread(values[number], rest[0][0].shape[1]) for values in groups]",
+        "spread_out = [spread(values[0], rest[0][0].shape[1]) for values in groups]",
+        TILES + "every_codec_is_decoded_and_encoded_in_every_codec",
+        "Each half has groups of its own.",
+    ),
+    Mutant(
+        "the low part of a reciprocal is left out",
+        "pallas_kernels/tiles/quotients.py",
+        "return launch.multiply_add(x, high, x * low)",
+        "return x * high",
+        TILES + "four_bit_codes_and_scales_of_every_bfloat16",
+        "Six bits of it are not enough.",
+    ),
+    Mutant(
+        "nibbles of zero keep their sign",
+        "pallas_kernels/tiles/four_bit.py",
+        "return magnitudes | (sign & not_zero)",
+        "return magnitudes | (sign & _SIGNS)",
+        TILES + "every_codec_is_decoded_and_encoded_in_every_codec",
+        "There is no -0.",
     ),
 )

@@ -61,23 +61,19 @@ MUTANTS = (
     ),
     Mutant(
         "the host tier forgets scales",
-        "tiercache/_transfer.py",
-        "page = record_to_page(layout, read_record(bank, slot_ids[i]))",
-        "page = record_to_page(layout, read_record(bank, slot_ids[i]))\n"
-        "        there = read_page(payload, page_ids[i])\n"
-        "        pairs = zip(page, there, strict=True)\n"
-        "        page = tuple(new._replace(scales=old.scales) for new, old in pairs)",
+        "pallas_kernels/page_copy/reference.py",
+        "        return tuple(new)\n",
+        "        return tuple(x if i % 2 else y for i, (x, y) in enumerate(zip(leaves, new)))\n",
         RULES + "rule_2_a_host_round_trip_restores_every_leaf_over_dirt",
         "Codes under the scales of whatever lay there before.",
     ),
     Mutant(
         "a copy before a write forgets scales",
-        "tiercache/_transfer.py",
-        "return write_page(payload, target_ids[i], read_page(payload, source_ids[i]))",
-        "page, there = (read_page(payload, ids[i]) for ids in (source_ids, target_ids))\n"
-        "        pairs = zip(page, there, strict=True)\n"
-        "        page = tuple(new._replace(scales=old.scales) for new, old in pairs)\n"
-        "        return write_page(payload, target_ids[i], page)",
+        "pallas_kernels/page_copy/reference.py",
+        "            for leaf in leaves\n        )\n\n"
+        "    return lax.fori_loop(0, pairs.number, body, leaves)",
+        "            for leaf in leaves[:1]\n        ) + leaves[1:]\n\n"
+        "    return lax.fori_loop(0, pairs.number, body, leaves)",
         RULES + "rule_7_published_bytes_never_change",
         "A payload is all its leaves.",
     ),
@@ -253,8 +249,8 @@ MUTANTS = (
     Mutant(
         "a snapshot is named and never copied",
         "tiercache/_snapshot.py",
-        "return lax.fori_loop(0, number, body, state.snapshots.leaves)",
-        "return lax.fori_loop(0, number * 0, body, state.snapshots.leaves)",
+        "snap_ids = jnp.where(mask & ~overwritten, snap_ids, NO_SNAP)",
+        "snap_ids = jnp.where(mask & overwritten, snap_ids, NO_SNAP)",
         RULES + "rule_1_a_hit_has_every_page_and_a_snapshot_of_its_depth",
         "A placeholder that counts as a snapshot.",
     ),
