@@ -1,13 +1,13 @@
 """What a caller who forgets a step cannot do to other rows."""
 
 import tiercache as tc
-from tests.tiercache.lockstep import PAGE, WINDOW, Lockstep
-from tests.tiercache.test_rules import page_bytes
+from tests.tiercache.sessions import PAGE, page_bytes, session
+from tiercache.testing.specs import WINDOW
 
 
 def test_without_reserve_nothing_is_written_to_a_shared_page():
-    both = Lockstep(WINDOW)
-    both.prefill(0, PAGE + 5)
+    both = session(WINDOW)
+    both.fill(0, PAGE + 5)
     both.fork(0, 1)
     shared = both.reference.rows[1].entries[1]
     before = page_bytes(both, shared)

@@ -5,30 +5,28 @@ import numpy as np
 
 import tiercache as tc
 from tests.tiercache.builders import ids
-from tests.tiercache.lockstep import NAMESPACES, PAGE, PLAIN, WINDOW, Lockstep, prompt
+from tests.tiercache.sessions import PAGE, known, session
 from tests.tiercache.test_policies import boundaries, plan_of
-from tests.tiercache.test_rules import known
 from tiercache.policies import SnapshotPlacement, decode_boundaries
-
-SPACE = NAMESPACES[0]
+from tiercache.testing.specs import PLAIN, WINDOW
 
 
 def test_a_snapshot_of_tokens_that_were_taken_back_is_gone():
-    both = Lockstep(WINDOW)
-    both.prefill(0, 2 * PAGE)
+    both = session(WINDOW)
+    both.fill(0, 2 * PAGE)
     both.save_snapshot([0, 0], [PAGE, 2 * PAGE])
     assert both.truncate(0, PAGE + 3).reason == tc.Reason.OK
-    assert both.prefill(0, PAGE)
-    info = both.insert(0, prompt([1, 7]), SPACE)
+    assert both.fill(0, PAGE)
+    info = both.insert(0, [1, 7])
     assert (info.num_pages, info.num_snapshots) == (1, 1)
 
 
 def test_a_new_row_starts_from_the_state_of_zeros():
-    both = Lockstep(WINDOW, poison=False)
-    both.prefill(0, PAGE)
+    both = session(WINDOW, poison=False)
+    both.fill(0, PAGE)
     both.release(0)
     assert all(np.any(np.asarray(x)[:, 0]) for x in jax.device_get(both.state.live))
-    assert both.admit(0, prompt([1]), PAGE, SPACE) == 0
+    assert both.admit(0, [1], PAGE) == 0
     assert not any(np.any(np.asarray(x)[:, 0]) for x in jax.device_get(both.state.live))
 
 
@@ -45,10 +43,10 @@ def num_unreachable(both) -> int:
 
 
 def test_pages_that_no_snapshot_reaches_are_counted():
-    both = Lockstep(WINDOW)
+    both = session(WINDOW)
     known(both, [1, 2, 3], [1, 3])
     assert num_unreachable(both) == 0
-    both.pin(both.match(prompt([1, 2, 3]), PAGE + 1, SPACE), 3)  # what a lease ends at stays
+    both.pin(both.match([1, 2, 3], PAGE + 1), 3)  # what a lease ends at stays
     assert both.evict_snapshots_drop(1).freed == 1
     assert num_unreachable(both) == 2
     both.unpin(3)

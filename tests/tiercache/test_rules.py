@@ -10,29 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiercache as tc
-from tests.tiercache.lockstep import NAMESPACES, PAGE, PLAIN, WINDOW, Lockstep, prompt
-from tests.tiercache.test_lockstep import Driver, trace_of
-from tiercache.testing import free_storage, poison_free
+from pallas_kernels.page_layout import K
+from tests.tiercache.sessions import PAGE, known, page_bytes, path, session
+from tiercache.testing import Driver, Session, free_storage, poison_free
+from tiercache.testing.specs import PLAIN, WINDOW
 
-SPACE = NAMESPACES[0]
 few = settings(max_examples=6)
 
 
-def known(both, symbols, depths, *, space=SPACE, row_id=0):
-    """Computes a prompt of whole pages, publishes it with snapshots at some depths, and ends."""
-    assert both.prefill(row_id, len(symbols) * PAGE)
-    both.publish(row_id, prompt(symbols), space, depths)
-    both.release(row_id)
-
-
-def page_bytes(both, page_id):
-    """Every leaf of a device page: codes and scales of each format."""
-    leaves = jax.tree.leaves(jax.device_get(both.state.pages.payload))
-    return [leaf[page_id].tobytes() for leaf in leaves]
-
-
-def path(both, symbols, space=SPACE):
-    return both.reference.index.walk(prompt(symbols), len(symbols), space)
+def driven(seed: int) -> Session:
+    """A session with a cache that random steps have led somewhere."""
+    both = session(WINDOW)
+    Driver(both.lockstep, at_once=True).run_random(seed, 60)
+    return both
 
 
 def unchanged(before, after, *, but=("counters",)):
@@ -40,6 +30,18 @@ def unchanged(before, after, *, but=("counters",)):
     for name in before._fields:
         if name not in but:
             same_bytes(getattr(before, name), getattr(after, name))
+
+
+def copy_of(state):
+    """NumPy arrays of their own: the next call is donated the state."""
+    return jax.tree.map(np.array, state)
+
+
+def values_of(both):
+    """What each page of row 0 holds, decoded, by (layer, K or V)."""
+    reference = both.reference
+    held = [entry for entry in reference.rows[0].entries if entry >= 0]
+    return [reference.pages[page_id].values(reference.codecs) for page_id in held]
 
 
 def same_bytes(one, other):
@@ -58,34 +60,34 @@ def same_bytes(one, other):
 def test_rule_1_a_hit_has_every_page_and_a_snapshot_of_its_depth(
     depths, to_host, dropped, snapshots
 ):
-    both = Lockstep(WINDOW)
+    both = session(WINDOW)
     states = {}
     for depth in range(1, 5):
-        assert both.prefill(0, PAGE)
+        assert both.fill(0, PAGE)
         states[depth] = both.reference.rows[0].live
         if depth in depths:
             both.save_snapshot([0], [depth * PAGE])
-    both.insert(0, prompt([1, 2, 3, 4]), SPACE)
+    both.insert(0, [1, 2, 3, 4])
     both.release(0)
     both.evict_snapshots_host(snapshots)
     both.evict_host(to_host)
     both.evict_drop(dropped)
-    plan = both.match(prompt([1, 2, 3, 4]), 80, SPACE)
+    plan = both.match([1, 2, 3, 4], 80)
     index = jax.device_get(both.state.index)
     for node_id in plan.node_ids[: plan.num_pages]:
         assert index.entry[node_id] != tc.HOLE or index.host_id[node_id] != tc.NO_HOST
     if plan.num_pages:
         assert plan.num_pages in depths
-        assert both.admit(1, prompt([1, 2, 3, 4]), 80, SPACE) == plan.num_pages * PAGE
+        assert both.admit(1, [1, 2, 3, 4], 80) == plan.num_pages * PAGE
         live = [np.asarray(x)[:, 1].tobytes() for x in jax.device_get(both.state.live)]
         assert live == [x.tobytes() for x in states[plan.num_pages]]
 
 
 @pytest.mark.parametrize("dirt", [0x00, 0xFF, 0x5A])
 def test_rule_2_a_host_round_trip_restores_every_leaf_over_dirt(dirt):
-    both = Lockstep(WINDOW, poison=False)
-    both.prefill(0, 3 * PAGE)
-    both.publish(0, prompt([1, 2, 3]), SPACE, [3])
+    both = session(WINDOW, poison=False)
+    both.fill(0, 3 * PAGE)
+    both.publish(0, [1, 2, 3], [3])
     before = [page_bytes(both, node.entry) for node in path(both, [1, 2, 3])]
     live = [np.asarray(x)[:, 0].tobytes() for x in jax.device_get(both.state.live)]
     assert len(set(map(tuple, before))) == 3 and len(before[0]) == 3  # bf16; int8, its scales
@@ -94,28 +96,24 @@ def test_rule_2_a_host_round_trip_restores_every_leaf_over_dirt(dirt):
     both.evict_host(3)
     both.evict_snapshots_host(1)
     assert not both.reference.pages and not both.reference.snapshots
-    both.state = poison_free(both.state, both.spec, byte=dirt)
+    both.lockstep.state = poison_free(both.state, both.spec, byte=dirt)
     both.reference.forget_unowned()
-    assert both.admit(2, prompt([1, 2, 3]), 60, SPACE) == 3 * PAGE
+    assert both.admit(2, [1, 2, 3], 60) == 3 * PAGE
     assert before == [page_bytes(both, node.entry) for node in path(both, [1, 2, 3])]
     assert live == [np.asarray(x)[:, 2].tobytes() for x in jax.device_get(both.state.live)]
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_rule_3_one_bad_layer_keeps_the_whole_page_where_it_was(layer):
-    both = Lockstep(WINDOW, poison=False)
-    both.reserve([PAGE, 0, 0])
-
-    def edit(k, v):
-        k[layer, 0, 3, 1, 7] = np.inf
-
-    both.append([PAGE, 0, 0], edit=edit)
-    both.advance([PAGE, 0, 0])
-    both.prefill(0, PAGE)
-    before = jax.device_get(both.state)
+    both = session(WINDOW, poison=False)
+    assert both.extend([PAGE, 0, 0], bad={0: 0, 1: 2}[layer])
+    assert both.fill(0, PAGE)
+    finite = [np.isfinite(x[layer, K]).all() for x in values_of(both)]
+    assert finite == [False, True]
+    before = copy_of(both.state)
     info = both.requantize([0, tc.NO_PAGE, tc.NO_PAGE])
     assert info.reason[0] == tc.Reason.NOT_FINITE
-    unchanged(before, jax.device_get(both.state), but=("counters", "cold"))
+    unchanged(before, copy_of(both.state), but=("counters", "cold"))
     assert free_storage(both.state).slots.all()
 
 
@@ -134,10 +132,10 @@ def refusals(both, old_plan, plan, deep):
         "truncate to more": (lambda: both.truncate(1, 90), reason.BAD_ID),
         "release of no row": (lambda: both.release(bad), reason.BAD_ID),
         "insert of other tokens": (
-            lambda: both.insert(1, prompt([7, 7]), SPACE), reason.TOKENS_MISMATCH,
+            lambda: both.insert(1, [7, 7]), reason.TOKENS_MISMATCH,
         ),
-        "insert of nothing": (lambda: both.insert(2, prompt([1]), SPACE), reason.ROW_EMPTY),
-        "insert of no row": (lambda: both.insert(-1, prompt([1]), SPACE), reason.BAD_ID),
+        "insert of nothing": (lambda: both.insert(2, [1]), reason.ROW_EMPTY),
+        "insert of no row": (lambda: both.insert(-1, [1]), reason.BAD_ID),
         "pin of an old plan": (lambda: both.pin(old_plan, 4), reason.STALE_PLAN),
         "pin twice": (lambda: both.pin(plan, 2), reason.LEASE_BUSY),
         "pin under a running row": (lambda: both.pin(plan, 0), reason.ROW_BUSY),
@@ -168,23 +166,23 @@ def refusals(both, old_plan, plan, deep):
 
 
 def test_rule_4_a_refusal_changes_nothing_but_the_counters():
-    both = Lockstep(WINDOW, poison=False)
+    both = session(WINDOW, poison=False)
     known(both, [1, 2], [2])
-    old_plan = both.match(prompt([1, 2]), 40, SPACE)
+    old_plan = both.match([1, 2], 40)
     both.evict_drop(2)
     known(both, [1, 2], [1])
-    plan = both.match(prompt([1, 2]), 40, SPACE)
+    plan = both.match([1, 2], 40)
     both.pin(plan, 2)
-    assert both.admit(1, prompt([1, 2]), 40, SPACE) == PAGE and both.prefill(1, PAGE)
-    both.publish(1, prompt([1, 2]), SPACE, [2])
-    deep = both.match(prompt([1, 2]), 40, SPACE)
-    assert both.prefill(0, 5 * PAGE + 3)
+    assert both.admit(1, [1, 2], 40) == PAGE and both.fill(1, PAGE)
+    both.publish(1, [1, 2], [2])
+    deep = both.match([1, 2], 40)
+    assert both.fill(0, 5 * PAGE + 3)
     for name, (call, reason) in refusals(both, old_plan, plan, deep).items():
-        before = jax.device_get(both.state)
+        before = copy_of(both.state)
         info = call()
         reasons = np.atleast_1d(info.reason)
         assert reason in reasons, (name, info)
-        after = jax.device_get(both.state)
+        after = copy_of(both.state)
         unchanged(before, after)
         assert int(after.counters.status) >> int(reason) & 1
         refused = tc.state.COUNTER_NAMES.index("refused")
@@ -195,9 +193,7 @@ def test_rule_4_a_refusal_changes_nothing_but_the_counters():
 @settings(max_examples=3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_rule_5_everything_can_be_given_back_once(seed):
-    driver = Driver(WINDOW)
-    driver.run(trace_of(seed))
-    both, spec = driver.both, driver.spec
+    both, spec = driven(seed), WINDOW
     for row_id in range(spec.max_rows):
         both.release(row_id)
         again = both.release(row_id)
@@ -211,18 +207,18 @@ def test_rule_5_everything_can_be_given_back_once(seed):
         both.evict_snapshots_drop(3)
     free = free_storage(both.state)
     assert free.pages.all() and free.slots.all() and free.snapshots.all() and free.rows.all()
-    assert both.prefill(0, 5 * PAGE) and both.prefill(1, 5 * PAGE)
+    assert both.fill(0, 5 * PAGE) and both.fill(1, 5 * PAGE)
     assert not free_storage(both.state).pages.any()
 
 
 def test_rule_6_room_for_a_hit_never_comes_from_the_hit():
-    both = Lockstep(WINDOW)
+    both = session(WINDOW)
     known(both, [1, 2, 3], [3])
     both.evict_host(3)
     known(both, [4, 5, 6, 7], [4])
     before = [both.reference.host_pages[node.host_id].record() for node in path(both, [1, 2, 3])]
-    both.prefill(0, 5 * PAGE)  # one page is free, two host pages are
-    plan = both.match(prompt([1, 2, 3]), 60, SPACE)
+    both.fill(0, 5 * PAGE)  # one page is free, two host pages are
+    plan = both.match([1, 2, 3], 60)
     assert (plan.num_host, plan.num_pages) == (3, 3) and both.pin(plan, 1).ok
     assert both.rehydrate(plan, 1).reason == tc.Reason.PAGES_FULL
     assert both.make_room(3, 2).pages == 2
@@ -238,24 +234,24 @@ def test_rule_6_room_for_a_hit_never_comes_from_the_hit():
 
 
 def test_rule_6_a_host_full_of_pinned_copies_refuses_and_loses_nothing():
-    both = Lockstep(WINDOW)
+    both = session(WINDOW)
     known(both, [1, 2, 3, 4, 5], [5])
     both.evict_host(4)
     both.evict_host(1)
-    both.pin(both.match(prompt([1, 2, 3, 4, 5]), 96, SPACE), 3)
+    both.pin(both.match([1, 2, 3, 4, 5], 96), 3)
     known(both, [6, 7], [2])
     info = both.evict_host(2)
     assert info.reason == tc.Reason.HOST_PAGES_FULL and info.freed == info.dropped == 0
-    assert both.match(prompt([1, 2, 3, 4, 5]), 96, SPACE).num_host == 5
-    assert both.match(prompt([6, 7]), 40, SPACE).num_hot == 2
+    assert both.match([1, 2, 3, 4, 5], 96).num_host == 5
+    assert both.match([6, 7], 40).num_hot == 2
     both.unpin(3)
     assert both.evict_host(2).stored == 2
 
 
 def test_rule_7_published_bytes_never_change():
-    both = Lockstep(WINDOW)
-    both.prefill(0, 2 * PAGE + 5)
-    both.publish(0, prompt([1, 2]), SPACE, [2])
+    both = session(WINDOW)
+    both.fill(0, 2 * PAGE + 5)
+    both.publish(0, [1, 2], [2])
     nodes = path(both, [1, 2])
 
     def published():
@@ -277,8 +273,7 @@ def test_rule_7_published_bytes_never_change():
 @few
 @given(seed=st.integers(0, 2**16))
 def test_rule_8_a_page_loses_bits_once(seed):
-    both = Lockstep(WINDOW)
-    both.key = seed
+    both = session(WINDOW, key=seed)
     known(both, [1, 2], [2])
     records = []
     for _ in range(3):
@@ -286,27 +281,27 @@ def test_rule_8_a_page_loses_bits_once(seed):
         nodes = path(both, [1, 2])
         bank = np.asarray(both.state.cold.bank)
         records.append([bank[-2 - node.entry].tobytes() for node in nodes])
-        assert both.admit(0, prompt([1, 2]), 40, SPACE, cold="hot") == 2 * PAGE
+        assert both.admit(0, [1, 2], 40, cold="hot") == 2 * PAGE
         both.release(0)
     assert records[0] == records[1] == records[2]
 
 
 def test_rule_8_an_exact_copy_is_preferred_wherever_it_is():
-    both = Lockstep(WINDOW)
-    both.prefill(0, 2 * PAGE)
-    both.publish(0, prompt([1, 2]), SPACE, [2])
+    both = session(WINDOW)
+    both.fill(0, 2 * PAGE)
+    both.publish(0, [1, 2], [2])
     before = [page_bytes(both, node.entry) for node in path(both, [1, 2])]
     both.mirror(0)
     both.release(0)
     assert both.evict_cold(2).packed == 2
-    plan = both.match(prompt([1, 2]), 40, SPACE)
+    plan = both.match([1, 2], 40)
     assert (plan.num_host, plan.num_cold) == (2, 0)
-    assert both.admit(1, prompt([1, 2]), 40, SPACE, cold="share") == 2 * PAGE
+    assert both.admit(1, [1, 2], 40, cold="share") == 2 * PAGE
     assert before == [page_bytes(both, node.entry) for node in path(both, [1, 2])]
 
 
 def test_rule_9_victims_are_the_oldest_and_of_a_path_the_deepest():
-    both = Lockstep(WINDOW)
+    both = session(WINDOW)
     known(both, [1, 2, 3], [1, 3])
     known(both, [4, 5], [2])
     first, second = path(both, [1, 2, 3]), path(both, [4, 5])
@@ -314,7 +309,7 @@ def test_rule_9_victims_are_the_oldest_and_of_a_path_the_deepest():
     assert both.evict_host(4).node_ids == order[:4]
     assert both.evict_snapshots_drop(2).node_ids[:2] == [first[0].node_id, first[2].node_id]
     known(both, [1, 2, 3], [3])
-    both.pin(both.match(prompt([4, 5]), 40, SPACE), 3)  # used: younger than the rest now
+    both.pin(both.match([4, 5], 40), 3)  # used: younger than the rest now
     both.unpin(3)
     assert both.evict_drop(3).node_ids[:3] == order[:3]
 
@@ -322,9 +317,7 @@ def test_rule_9_victims_are_the_oldest_and_of_a_path_the_deepest():
 def test_rule_9_the_same_calls_give_the_same_state():
     states = []
     for _ in range(2):
-        driver = Driver(WINDOW)
-        driver.run(trace_of(11))
-        states.append(jax.device_get(driver.both.state))
+        states.append(copy_of(driven(11).state))
     same_bytes(*states)
 
 
@@ -369,13 +362,12 @@ def test_rule_10_every_budget_bounds_the_bytes_of_its_tier():
 @settings(max_examples=3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_rule_10_what_the_host_holds_is_what_went_there_less_what_was_dropped(seed):
-    driver = Driver(WINDOW)
-    driver.run(trace_of(seed))
-    counts, free = tc.counter_values(driver.both.state), free_storage(driver.both.state)
+    both = driven(seed)
+    counts, free = tc.counter_values(both.state), free_storage(both.state)
     pages, snapshots = int((~free.host_pages).sum()), int((~free.host_snapshots).sum())
     assert counts["pages_to_host"] - counts["host_pages_dropped"] == pages
     assert counts["snapshots_to_host"] - counts["host_snapshots_dropped"] == snapshots
-    moved = tc.traffic(driver.both.state, WINDOW)
+    moved = tc.traffic(both.state, WINDOW)
     page, snapshot = tc.bytes_per_page(WINDOW, "host"), tc.bytes_per_snapshot(WINDOW)
     assert moved["device_to_host"] == (
         counts["pages_to_host"] * page + counts["snapshots_to_host"] * snapshot
@@ -385,29 +377,31 @@ def test_rule_10_what_the_host_holds_is_what_went_there_less_what_was_dropped(se
 # Each of these was wrong once.
 
 
+@pytest.mark.slow
 def test_the_index_keeps_to_its_budget_when_pages_come_back():
-    both = Lockstep(PLAIN)  # index_pages=5
+    both = session(PLAIN, at_once=False)  # index_pages=5
     known(both, [1, 2, 3, 4], [])
     both.evict_host(4)
     known(both, [5, 6, 7], [])
-    assert both.admit(1, prompt([1, 2, 3, 4]), 80, SPACE) == 4 * PAGE
+    assert both.admit(1, [1, 2, 3, 4], 80) == 4 * PAGE
     assert sum(node.entry >= 0 for node in both.reference.index.nodes()) == 5
     both.release(1)
     assert len(both.reference.free_pages()) == 5
+    both.lockstep.flush()
 
 
 def test_one_row_and_depth_is_one_snapshot_within_a_call():
-    both = Lockstep(WINDOW)
-    both.prefill(0, 2 * PAGE)
+    both = session(WINDOW)
+    both.fill(0, 2 * PAGE)
     assert both.save_snapshot([0, 0], [PAGE, PAGE]).snap_ids == [0, 0]
     assert both.save_snapshot([0, 0], [2 * PAGE, 3 * PAGE], [PAGE, PAGE]).snap_ids == [0, 1]
-    assert both.insert(0, prompt([1, 2]), SPACE).num_snapshots == 1
+    assert both.insert(0, [1, 2]).num_snapshots == 1
 
 
 def test_a_mirrored_snapshot_takes_the_place_of_an_idle_younger_one():
-    both = Lockstep(WINDOW)
-    both.prefill(0, PAGE)
-    both.publish(0, prompt([9]), SPACE, [1])
+    both = session(WINDOW)
+    both.fill(0, PAGE)
+    both.publish(0, [9], [1])
     for symbol in (1, 2, 3):
         known(both, [symbol], [1], row_id=1)
         assert both.evict_snapshots_host(1).stored == 1
@@ -415,7 +409,7 @@ def test_a_mirrored_snapshot_takes_the_place_of_an_idle_younger_one():
 
 
 def test_a_row_that_does_not_exist_reads_and_writes_nothing():
-    both = Lockstep(WINDOW)
+    both = session(WINDOW)
     both.reserve([0, 0, 4])
     rows, counts = jnp.array([-1, 3], jnp.int32), jnp.ones(2, jnp.int32)
     view = tc.view(both.state, rows, counts, num_tokens=1, spec=WINDOW)

@@ -16,12 +16,14 @@ from tiercache.testing.driver import Driver, Step, random_step
 from tiercache.testing.lockstep import Lockstep
 from tiercache.testing.poison import free_storage, poison_free
 from tiercache.testing.reference import ReferenceCache, differences
+from tiercache.testing.session import Session
 from tiercache.testing.traces import Trace, replay, shrink
 
 __all__ = [
     "Driver",
     "Lockstep",
     "ReferenceCache",
+    "Session",
     "Step",
     "Trace",
     "assert_compiles_once",

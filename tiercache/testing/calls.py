@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tiercache._append import advance, append
+from tiercache._attend import attend
 from tiercache._evict import evict
 from tiercache._evict_snapshots import evict_snapshots
 from tiercache._insert import insert
@@ -55,7 +56,7 @@ VERBS: Final = {
     "save_snapshot": save_snapshot, "mirror": mirror, "evict_host": evict, "evict_cold": evict,
     "evict_drop": evict, "evict_slots": evict, "evict_snapshots_host": evict_snapshots,
     "evict_snapshots_drop": evict_snapshots, "make_room": make_room, "requantize": requantize,
-    "retire": retire,
+    "retire": retire, "attend": attend,
 }  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def signature(spec: CacheSpec) -> dict[str, tuple[int, ...]]:
         found |= {"save_snapshot": (2, 2, 2), "evict_snapshots_drop": (0,)}
     if spec.num_host_snapshots and spec.num_snapshots:
         found |= {"evict_snapshots_host": (0,)}
-    return found
+    return found | {"attend": (rows, 0)}  # counts, key: one token of each row that has a count
 
 
 class Call(NamedTuple):

@@ -9,22 +9,27 @@ import numpy as np
 from tiercache.spec import CacheSpec
 
 NUM_VECTORS = 1021  # prime: no step of any size comes back to a vector before all have been
+NUM_QUERIES = 61
+GROUP = 2  # query heads per head of K and V
 NOT_FINITE = (np.inf, -np.inf, np.nan)
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Contents(NamedTuple):
-    """A table of K and V vectors and of recurrent states, to be named by number.
+    """A table of K and V vectors, of recurrent states and of queries, to be named by number.
 
     Attributes:
       k, v: [number, layer, head, dim]; the numbers from `NUM_VECTORS` on hold one value that is not
         finite, each of `NOT_FINITE` in another layer or channel.
       live: per recurrent leaf, [number, ...].
+      q: [query, layer, q_head, dim]. Most are small: beside the largest keys, they tell tokens
+        apart which larger ones do not.
     """
 
     k: np.ndarray
     v: np.ndarray
     live: tuple[np.ndarray, ...]
+    q: np.ndarray
 
     def numbers(self, key: int, num_rows: int, width: int, bad: tuple[int, int] | None = None):
         """Which vector each token [row, token] of a step takes.
@@ -66,11 +71,14 @@ def contents_of(spec: CacheSpec, seed: int = 0) -> Contents:
             both[:, number, ..., place] = 30
             both[:, number, ..., :place] *= -1e-3
     for i, value in enumerate(NOT_FINITE):
-        layer = i % spec.num_layers
+        layer = i // 2 % spec.num_layers
         both[i % 2, NUM_VECTORS + i, layer, i % spec.num_kv_heads, channel[i]] = value
     k, v = both
     live = tuple(
         rng.standard_normal((NUM_VECTORS, *leaf.shape)).astype(jnp.dtype(leaf.dtype))
         for leaf in spec.snapshot_leaves
     )
-    return Contents(k, v, live)
+    heads = spec.num_kv_heads * GROUP
+    q = rng.standard_normal((NUM_QUERIES, spec.num_layers, heads, spec.head_dim), np.float32)
+    q *= rng.choice(np.exp2([0, -4, -8, -12], dtype=np.float32), NUM_QUERIES)[:, None, None, None]
+    return Contents(k, v, live, q)

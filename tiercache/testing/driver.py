@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tiercache.ids import NO_PAGE, NO_ROW
-from tiercache.prefix import Plan
 from tiercache.spec import CacheSpec
-from tiercache.testing.calls import NUM_PLANS, NUM_SYMBOLS, WIDTH, signature
+from tiercache.testing.calls import NUM_SYMBOLS, WIDTH, signature
 from tiercache.testing.lockstep import Lockstep
+from tiercache.testing.session import Session
 
 # How often each step comes.
 STEPS: Final = dict(
@@ -69,13 +69,14 @@ class Driver:
       num_steps: taken so far.
     """
 
-    def __init__(self, lockstep: Lockstep):
+    def __init__(self, lockstep: Lockstep, *, at_once: bool = False):
+        """Drives a cache on; `at_once` is that of `Session`."""
         spec = lockstep.spec
         self.lockstep, self.spec = lockstep, spec
         self.symbols = [(0,) * spec.max_pages] * spec.max_rows
         self.namespaces = [0] * spec.max_rows
-        self.num_steps = self._key = 0
-        self._plans: list[int] = []
+        self.num_steps = 0
+        self._session = Session(lockstep, at_once=at_once)
         self._wrong_ids = [-1, 2**30, spec.max_rows, -(2**31), 97]
 
     def run(self, step: Step):
@@ -94,7 +95,7 @@ class Driver:
             self.run(random_step(rng, self.spec))
 
     def _push(self, name: str, *args):
-        return self.lockstep.push(name, *args)
+        return self._session.do(name, *args)
 
     def _row(self, a: int) -> int:
         """A row, or now and then an id that is none."""
@@ -119,51 +120,17 @@ class Driver:
         """A number per row: the given ones over and over."""
         return [counts[i % len(counts)] for i in range(self.spec.max_rows)]
 
-    def _make_plan(self, symbols, length: int, namespace: int) -> tuple[int, Plan]:
-        """A match into the next place: (place, plan)."""
-        place = 0 if len(self._plans) < NUM_PLANS else self._plans[0]
-        place = next((i for i in range(NUM_PLANS) if i not in self._plans), place)
-        self._plans = [*[p for p in self._plans if p != place], place]
-        return place, self._push("match", place, symbols, length, namespace)
-
-    def _extend(self, counts: list[int], bad: int = -1) -> bool:
-        """reserve, append, advance; whether all rows took their tokens."""
-        granted = self._push("reserve", counts).granted
-        counts = [count if ok else 0 for count, ok in zip(counts, granted, strict=True)]
-        self._key += 1
-        self._push("append", counts, self._key % 2**16, bad)
-        self._push("advance", counts)
-        return all(granted)
-
-    def _fill(self, row_id: int, count: int) -> bool:
-        """Extends one row, in as many calls as that takes."""
-        done = True
-        while count and done:
-            size = min(count, WIDTH)
-            done = self._extend([size * (row == row_id) for row in range(self.spec.max_rows)])
-            count -= size
-        return done
-
     def _start(self, row_id: int, symbols, length: int, namespace: int, cold: str) -> int:
-        """match, pin, rehydrate, load_snapshot; the depth in tokens, or -1 if refused."""
-        place, plan = self._make_plan(symbols, length, namespace)
-        if not self._push("pin", place, row_id).ok:
-            return -1
-        if (
-            self._push(f"rehydrate_{cold}", place, row_id).reason
-            or self._push("load_snapshot", place, row_id).reason
-        ):
-            self._push("release", row_id)
-            return -1
-        if self._exists(row_id):
+        depth = self._session.admit(row_id, symbols, length, namespace, cold)
+        if depth >= 0 and self._exists(row_id):
             self.symbols[row_id], self.namespaces[row_id] = symbols, namespace
-        return int(plan.num_pages) * self.spec.page_size
+        return depth
 
     def _admit(self, a, b, c, symbols):
         row_id, length = self._idle(a), 1 + b % self.spec.max_tokens
         cold = "hot" if c % 3 == 0 else "share"
         if self._start(row_id, symbols, length, int(c % 5 == 0), cold) >= 0:
-            self._fill(row_id, c % (2 * WIDTH))
+            self._session.fill(row_id, c % (2 * WIDTH))
 
     def _serve(self, a, b, c, symbols):
         """A whole request: what is known of a prompt, the rest computed, saved and published."""
@@ -178,38 +145,34 @@ class Driver:
             return
         if c % 4 and "make_room" in self.lockstep.calls:
             self._push("make_room", pages, 2)
-        if self._fill(row_id, length - depth):
+        if self._session.fill(row_id, length - depth):
             for at in {pages, max(pages - c % 3, 1)} if self.spec.num_snapshots else ():
-                self._save_one(row_id, at * self.spec.page_size)
-            self._push("insert", row_id, symbols, namespace)
+                self._session.save_snapshot([row_id], [at * self.spec.page_size])
+            self._session.insert(row_id, symbols, namespace)
             if c % 5 == 0 and "mirror" in self.lockstep.calls:
                 self._push("mirror", row_id)
         if c % 2:
             self._push("release", row_id)
 
-    def _save_one(self, row_id: int, depth: int):
-        self._push("save_snapshot", [row_id, NO_ROW], [depth, 0], [0, 0])
-
     def _decode(self, a, b, c, symbols):
-        self._extend(self._counts(a % 5, b % 5, c % 5))
+        self._session.extend(self._counts(a % 5, b % 5, c % 5))
 
     def _prefill(self, a, b, c, symbols):
         row_id = self._busy(a)
         if self._exists(row_id):
-            self._fill(row_id, b % WIDTH)
+            self._session.fill(row_id, b % WIDTH)
 
     def _reserve(self, a, b, c, symbols):
         self._push("reserve", self._counts(a % 43 - 2, b % 30, c % 20))
 
     def _write(self, a, b, c, symbols):
         """Appends and advances without asking for pages."""
-        self._key += 1
-        self._push("append", self._counts(a % 4, b % WIDTH, c % 3), self._key % 2**16, -1)
+        self._session.append(self._counts(a % 4, b % WIDTH, c % 3))
         self._push("advance", self._counts(a % 4 if a % 9 else -1, b % WIDTH, c % 3))
 
     def _spoil(self, a, b, c, symbols):
         """A step in which one value of one layer of one row is not finite."""
-        self._extend(self._counts(1, 1, 0), bad=a % 2 * 3 + b % 3)
+        self._session.extend(self._counts(1, 1, 0), bad=a % 2 * 3 + b % 3)
 
     def _fork(self, a, b, c, symbols):
         source, target = self._busy(a), self._idle(b)
@@ -228,7 +191,7 @@ class Driver:
         """Two snapshots at once, of one row or of two; depths are right more often than not."""
         rows = [self._busy(a), self._busy(b) if c % 3 else NO_ROW]
         depths = [self._depth(rows[0], b), self._depth(rows[1], c)]
-        self._push("save_snapshot", rows, depths, [0, self.spec.page_size * (c % 4)])
+        self._session.save_snapshot(rows, depths, [0, self.spec.page_size * (c % 4)])
 
     def _depth(self, row_id: int, b: int) -> int:
         if not self._exists(row_id) or b % 11 == 0:
@@ -242,8 +205,8 @@ class Driver:
             symbols, namespace = self.symbols[row_id], self.namespaces[row_id]
         whole = self._length(row_id) // self.spec.page_size
         if c % 3 and self.spec.num_snapshots and whole:
-            self._save_one(row_id, whole * self.spec.page_size)
-        self._push("insert", row_id, symbols, namespace)
+            self._session.save_snapshot([row_id], [whole * self.spec.page_size])
+        self._session.insert(row_id, symbols, namespace)
 
     def _lease(self, a: int, b: int) -> int:
         """One of nobody's leases most of the time; else a row's, or none."""
@@ -252,22 +215,25 @@ class Driver:
 
     def _hold(self, a, b, c, symbols):
         """A plan under a lease of its own, or under that of a row."""
-        place, _ = self._make_plan(symbols, b % self.spec.max_tokens, int(c % 7 == 0))
+        plan = self._session.match(symbols, b % self.spec.max_tokens, int(c % 7 == 0))
         if c % 3:
-            self._push("pin", place, self._lease(a, a))
+            self._session.pin(plan, self._lease(a, a))
 
     def _unpin(self, a, b, c, symbols):
         self._push("unpin", self._lease(a, b))
 
     def _stale(self, a, b, c, symbols):
         """A plan of earlier: pinned, or used without a pin."""
-        if not self._plans:
+        plans, row_id = self._session.plans, self._idle(a)
+        if not plans:
             return
-        place, row_id = self._plans[b % len(self._plans)], self._idle(a)
+        plan = plans[b % len(plans)]
         if c % 3 == 2:
-            self._push("pin", place, self._lease(a % 2, 0))
+            self._session.pin(plan, self._lease(a % 2, 0))
+        elif c % 3:
+            self._session.load_snapshot(plan, row_id)
         else:
-            self._push(("rehydrate_share", "load_snapshot")[c % 3], place, row_id)
+            self._session.rehydrate(plan, row_id)
 
     def _mirror(self, a, b, c, symbols):
         self._push("mirror", a % (self.spec.num_leases + 2) - 1)

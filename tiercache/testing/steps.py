@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32
 
 from tiercache._append import append
+from tiercache._attend import attend
 from tiercache._check import check
 from tiercache._match import match, pin, unpin
 from tiercache._view import view
@@ -27,7 +28,7 @@ from tiercache.testing.calls import (
     prompt_tokens,
     signature,
 )
-from tiercache.testing.contents import NUM_VECTORS, contents_of
+from tiercache.testing.contents import NUM_QUERIES, NUM_VECTORS, contents_of
 from tiercache.testing.poison import poison_free
 from tiercache.testing.reference import columns
 
@@ -53,7 +54,21 @@ def init_held(state: CacheState, plans: list[Plan]) -> Held:
     return Held(state, jax.device_put(stacked, state.counters.values.sharding))
 
 
-def run_calls(held: Held, words: Int32[Array, "call word"], count, *, spec: CacheSpec):
+def run_call(state: CacheState, plans: Plan, words: Int32[Array, "word"], *, name, spec):
+    """One call by a program of its verb alone: (state, (plans, the words of its info))."""
+    held, info = _branches(spec)[name](Held(state, plans), words)
+    return held.state, (held.plans, _words(jax.tree.leaves(info)))
+
+
+def observe(state: CacheState, *, spec: CacheSpec):
+    """(numbers of a state, which rules hold)."""
+    ok = jnp.stack(list(check(state, spec=spec).values()))
+    return _words(list(columns.of_state(state).values())), ok
+
+
+def run_calls(
+    held: Held, words: Int32[Array, "call word"], count, *, poison: bool, spec: CacheSpec
+):
     """Runs the first `count` calls, poisons what is free after each, and returns what was seen."""
     branches = list(_branches(spec).values())
     info_words = max(
@@ -71,9 +86,9 @@ def run_calls(held: Held, words: Int32[Array, "call word"], count, *, spec: Cach
 
     def one(held, call):
         held, info = lax.switch(call[0], [flat(branch) for branch in branches], held, call)
-        held = held._replace(state=poison_free(held.state, spec))
-        ok = jnp.stack(list(check(held.state, spec=spec).values()))
-        return held, Seen(info, _words(list(columns.of_state(held.state).values())), ok)
+        if poison:
+            held = held._replace(state=poison_free(held.state, spec))
+        return held, Seen(info, *observe(held.state, spec=spec))
 
     shapes = jax.eval_shape(one, held, words[0])[1]
     seen = jax.tree.map(lambda x: jnp.zeros((words.shape[0], *x.shape), x.dtype), shapes)
@@ -88,9 +103,10 @@ def run_calls(held: Held, words: Int32[Array, "call word"], count, *, spec: Cach
 
 def _words(leaves) -> Int32[Array, "word"]:
     parts = [jnp.ravel(x) for x in leaves]
+    as_bits = (jnp.uint32, jnp.float32)
     return jnp.concatenate(
         [
-            lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.uint32 else x.astype(jnp.int32)
+            lax.bitcast_convert_type(x, jnp.int32) if x.dtype in as_bits else x.astype(jnp.int32)
             for x in parts
         ]
     )
@@ -100,11 +116,12 @@ def _branches(spec: CacheSpec) -> dict[str, Callable]:
     """Per name of a call, (held, words) -> (held, info)."""
 
     def bind(name: str, sizes: tuple[int, ...]):
-        special = {"append": _append, "match": _match}.get(name, functools.partial(_verb, name))
+        special = {"append": _append, "match": _match, "attend": _attend}
+        run = special.get(name, functools.partial(_verb, name))
 
         def branch(held: Held, words):
             args = decode_args(words[1:], sizes)
-            return special(held, *args, spec=spec)
+            return run(held, *args, spec=spec)
 
         return branch
 
@@ -149,3 +166,15 @@ def _append(held: Held, counts, key, bad, *, spec: CacheSpec):
     new = [jnp.moveaxis(jnp.asarray(x)[numbers[:, 1]], 0, 1) for x in table.live]
     live = [old.at[:, moved].set(x, mode="drop") for old, x in zip(state.live, new, strict=True)]
     return held._replace(state=state._replace(live=tuple(live))), info
+
+
+def _attend(held: Held, counts, key, *, spec: CacheSpec):
+    """What the first token of a step of all rows attends to, in every layer."""
+    rows = jnp.arange(spec.max_rows, dtype=jnp.int32)
+    step = view(held.state, rows, jnp.clip(counts, 0, 1), num_tokens=1, spec=spec)
+    q = jnp.asarray(contents_of(spec).q)[(key * spec.max_rows + rows) % NUM_QUERIES]
+    outs = [
+        attend(held.state, step, layer, q[:, None, layer], block_pages=2, spec=spec)
+        for layer in range(spec.num_layers)
+    ]
+    return held, jnp.stack(outs)

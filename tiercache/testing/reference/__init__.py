@@ -9,12 +9,14 @@ Nothing here is compiled, and nothing is shared with the verbs but names of thin
 codes of `Reason`, and the `Info` types.
 """
 
+from tiercache.testing.reference.attention import Attended
 from tiercache.testing.reference.cache import ReferenceCache
 from tiercache.testing.reference.compare import differences, info_differences
 from tiercache.testing.reference.index import Node
 from tiercache.testing.reference.storage import Codecs, LibraryCodecs, Page
 
 __all__ = [
+    "Attended",
     "Codecs",
     "LibraryCodecs",
     "Node",

@@ -1,15 +1,16 @@
 """`ReferenceCache`: all verbs together."""
 
+from tiercache.testing.reference.attention import AttentionVerb
 from tiercache.testing.reference.prefixes import PrefixVerbs
 from tiercache.testing.reference.rows import RowVerbs
 from tiercache.testing.reference.tiers import TierVerbs
 
 
-class ReferenceCache(RowVerbs, PrefixVerbs, TierVerbs):
+class ReferenceCache(RowVerbs, PrefixVerbs, TierVerbs, AttentionVerb):
     """The whole cache in plain Python: see the package's docstring.
 
-    Args of the methods are those of the verbs, as numbers and NumPy arrays; `append` takes the rows
-    and counts of a step in place of a view.
+    Args of the methods are those of the verbs, as numbers and NumPy arrays; `append` and `attend`
+    take the rows and counts of a step in place of a view.
     """
 
     def set_live(self, row_id: int, leaves):
