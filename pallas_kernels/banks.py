@@ -6,10 +6,14 @@ and a bank never crosses the bus as a whole. Writes are `dynamic_update_slice`, 
 donated bank in place in both spaces; a vector index on a host bank would not.
 """
 
+from typing import Final
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32, UInt8
+
+PINNED_LIMIT: Final = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 
 
 def is_host(x: Array) -> bool:
@@ -27,6 +31,10 @@ def make_bank(num_slots: int, num_bytes: int, *, host: bool) -> UInt8[Array, "sl
     """A bank of `num_slots` records and the trash slot; host banks are pinned and uninitialised.
 
     A host bank is never built on the device first, and costs no device memory.
+
+    Raises:
+      MemoryError: if a host bank does not fit into what may be pinned; it names the numbers and the
+        variable that says how much that is.
     """
     shape = (num_slots + 1, num_bytes)
     if not host:
@@ -36,7 +44,16 @@ def make_bank(num_slots: int, num_bytes: int, *, host: bool) -> UInt8[Array, "sl
     def empty():
         return jax.device_put(lax.empty(shape, jnp.uint8), jax.memory.Space.Host)
 
-    return jax.jit(empty, out_shardings=pinned)()
+    try:
+        return jax.block_until_ready(jax.jit(empty, out_shardings=pinned)())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        gib = shape[0] * num_bytes / 2**30
+        raise MemoryError(
+            f"a pinned bank of {shape[0]} records of {num_bytes} bytes, {gib:,.1f} GiB, does not fit. "
+            f"On GPUs, {PINNED_LIMIT} limits it, 64 by default: set it before JAX starts a backend."
+        ) from error
 
 
 def num_slots(bank: UInt8[Array, "slots bytes"]) -> int:

@@ -119,3 +119,8 @@ def test_an_empty_bank_has_the_trash_only(host):
     bank = banks.make_bank(0, BYTES, host=host)
     after = write(bank, jnp.int32(0), record(3))
     np.testing.assert_array_equal(after[0], record(3))
+
+
+def test_a_host_bank_that_does_not_fit_names_the_knob_and_the_numbers():
+    with pytest.raises(MemoryError, match=r"1048577 records of 1073741824 bytes, .*_LIMIT_GB"):
+        banks.make_bank(2**20, 2**30, host=True)
