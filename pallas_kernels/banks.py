@@ -51,8 +51,9 @@ def make_bank(num_slots: int, num_bytes: int, *, host: bool) -> UInt8[Array, "sl
             raise
         gib = shape[0] * num_bytes / 2**30
         raise MemoryError(
-            f"a pinned bank of {shape[0]} records of {num_bytes} bytes, {gib:,.1f} GiB, does not fit. "
-            f"On GPUs, {PINNED_LIMIT} limits it, 64 by default: set it before JAX starts a backend."
+            f"a pinned bank of {shape[0]} records of {num_bytes} bytes, {gib:,.1f} GiB, does not"
+            f" fit. On GPUs, {PINNED_LIMIT} limits it, 64 by default: set it before JAX starts a"
+            " backend."
         ) from error
 
 
