@@ -47,8 +47,7 @@ def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
     """
 
     def rounded(steps: float, first: float):
-        first = jnp.full_like(q, TO_INTEGER + first)
-        return launch.multiply_add(q, jnp.full_like(q, steps), first)
+        return launch.multiply_add(q, jnp.full_like(q, steps), jnp.full_like(q, TO_INTEGER + first))
 
     least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), q + (TO_INTEGER + 2.0)), rounded(0.5, 4.0))
     return bits.float_bits(jnp.minimum(least, TO_INTEGER + 7.0))
