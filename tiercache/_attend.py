@@ -28,8 +28,8 @@ def attend(
     zero. Softmax and sums are in float32.
 
     Where a verb of the same program writes what this reads (`retire` after the last layer, say),
-    let it wait: `state, out = lax.optimization_barrier((state, out))`. Else XLA keeps both versions
-    of the bank, which costs a copy of it.
+    let it wait: `state, out = lax.optimization_barrier((state, out))`. Else XLA may keep both
+    versions of the bank, which costs a copy of it: on CPUs it does.
 
     Args:
       state: the cache, after `append` of this layer.
