@@ -32,9 +32,9 @@ LEAVES = (
     ((3, 2, 2), "float16"),
 )
 ITEMS, SLOTS = 6, 9
-TUNING = pallas.Tuning(programs=2, chunk=16, num_warps=4)
+TUNING = pallas.Tuning(programs=5, chunk=16, num_warps=4)  # no divisor of the chunks there are
 
-# Sentinels of every kind on either side, and eight pairs that exist, for two programs.
+# Sentinels of every kind on either side, and eight pairs that exist, for five programs.
 ITEM_IDS = (3, -1, 0, SENTINEL, 5, ITEMS, 1, 3, 2, -(2**31), 4, 0, 3, 1)
 SLOT_IDS = (4, 1, 0, 5, SLOTS, 2, SENTINEL, 8, 1, 3, 6, 7, 2, 3)
 
