@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.pallas_kernels.codecs import oracle
+from tests.tiercache.sessions import session
 from tiercache.state import COUNTER_NAMES
 from tiercache.testing import Driver, Lockstep, Trace, replay, shrink
 from tiercache.testing.calls import VERBS, Call, signature
@@ -88,21 +89,21 @@ def test_the_same_seed_makes_the_same_choices_and_bytes(window):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("host", 2), ("plain", 7)], ids=["host", "plain"])
-def test_other_caches_agree_with_their_reference(name, seed):
+def test_other_caches_agree_with_their_reference(name, seed, quick_compiles):
     driver = driven(SPECS[name], seed, 1000)
     assert driver.lockstep.num_calls > 1000
     assert not never_reached(driver)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", REPLAYS, ids=lambda path: path.stem)
 def test_what_failed_once_holds(path):
-    replay(Trace.from_json(path.read_text(encoding="utf-8")), codecs=oracle)
+    trace = Trace.from_json(path.read_text(encoding="utf-8"))
+    assert replay(trace, codecs=oracle, at_once=True).num_calls == len(trace.calls)
 
 
 def tampered(lockstep: Lockstep, change):
     """Changes the state behind the reference's back, and compares."""
-    lockstep._held = lockstep._held._replace(state=change(lockstep.state))
+    lockstep.state = change(lockstep.state)
     lockstep.flush()
 
 
@@ -112,16 +113,11 @@ def flip(leaf, at):
     return jax.device_put(data, leaf.sharding)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["page", "number", "token"])
+@pytest.mark.parametrize("part", ["page", "number", "token", "key"])
 def test_one_bit_that_is_wrong_is_seen(part):
-    lockstep = Lockstep(WINDOW, codecs=oracle)
-    lockstep.push("reserve", [16, 0, 0])
-    lockstep.push("append", [16, 0, 0], 1, -1)
-    lockstep.push("advance", [16, 0, 0])
-    lockstep.push("save_snapshot", [0, 2**30], [16, 0], [0, 0])
-    lockstep.push("insert", 0, [0] * 6, 0)
-    lockstep.flush()
+    both = session(WINDOW)
+    both.fill(0, 16)
+    both.publish(0, [0], [1])
 
     def change(state):
         if part == "page":
@@ -133,12 +129,16 @@ def test_one_bit_that_is_wrong_is_seen(part):
         if part == "number":
             epoch = state.index.epoch.at[3].add(1)
             return state._replace(index=state.index._replace(epoch=epoch))
-        tokens = state.index.tokens.at[1, 3].add(1)
-        return state._replace(index=state.index._replace(tokens=tokens))
+        leaf = {"token": "tokens", "key": "key"}[part]
+        changed = getattr(state.index, leaf).at[1, 1].add(1)
+        return state._replace(index=state.index._replace(**{leaf: changed}))
 
-    message = {"page": "page 0, layer 0 K", "number": "index.epoch", "token": "index.tokens.1."}
+    message = {
+        "page": "page 0, layer 0 K", "number": "index.epoch", "token": "index.tokens.1.",
+        "key": "index.key.1.",
+    }  # fmt: skip
     with pytest.raises(AssertionError, match=message[part]):
-        tampered(lockstep, change)
+        tampered(both.lockstep, change)
 
 
 def test_a_trace_comes_back_from_its_text():

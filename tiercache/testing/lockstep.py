@@ -197,6 +197,8 @@ class Lockstep:
 
     def _run(self, calls: list[Call]) -> list[Seen]:
         """Runs calls in one dispatch."""
+        if not calls:
+            return []
         words = np.zeros((BATCH, num_words(self.spec)), np.int32)
         for i, call in enumerate(calls):
             words[i] = encode(call, self.spec)
@@ -207,17 +209,18 @@ class Lockstep:
 
     def _run_one(self, call: Call) -> Seen:
         """Runs a call by the programs of its verb, of poison and of what is observed."""
-        spec, words = self.spec, np.array(encode(call, self.spec), np.int32)
-
-        def step(state, plans):
-            state, (plans, info) = compiled_call(spec, call.name)(state, plans, words)
-            state = poison_free(state, spec) if self._poison else state
-            return state, (plans, info, *compiled_observe(spec)(state))
-
-        run = with_index(step) if self._is_apart else step
+        run = functools.partial(self._step, call)
+        run = with_index(run) if self._is_apart else run
         state, (plans, *seen) = run(*self._held)
         self._held = Held(state, plans)
         return Seen(*jax.device_get(seen))
+
+    def _step(self, call: Call, state: CacheState, plans: Plan):
+        words = np.array(encode(call, self.spec), np.int32)
+        state, (plans, info) = compiled_call(self.spec, call.name)(state, plans, words)
+        if self._poison:
+            state = poison_free(state, self.spec)
+        return state, (plans, info, *compiled_observe(self.spec)(state))
 
     def _problems(self, seen: Seen, info, numbers: list[int]) -> list[str]:
         rules = list(jax.eval_shape(functools.partial(check, spec=self.spec), self.state))

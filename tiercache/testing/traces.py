@@ -45,15 +45,22 @@ class Trace(NamedTuple):
         return cls(CacheSpec(**values), calls, data["note"])
 
 
-def replay(trace: Trace, *, codecs: Codecs | None = None) -> Lockstep:
+def replay(trace: Trace, *, codecs: Codecs | None = None, at_once: bool = False) -> Lockstep:
     """Runs a trace on a new cache and its reference.
+
+    Args:
+      trace: what to run.
+      codecs: of the reference; None for the library's.
+      at_once: whether to make calls one by one: for a short trace, whose verbs compile sooner than
+        the program of a batch.
 
     Raises:
       AssertionError: at the first call after which they differ.
     """
     lockstep = Lockstep(trace.spec, codecs=codecs)
+    run = lockstep.call if at_once else lockstep.push
     for call in trace.calls:
-        lockstep.push(call.name, *call.args)
+        run(call.name, *call.args)
     lockstep.flush()
     return lockstep
 

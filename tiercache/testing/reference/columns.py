@@ -8,7 +8,7 @@ from collections import Counter
 import jax.numpy as jnp
 import numpy as np
 
-from tiercache.ids import HOLE, NO_HOST, NO_NODE, NO_SNAP
+from tiercache.ids import NO_HOST, NO_NODE, NO_SNAP
 from tiercache.state import COUNTER_NAMES, FREE, CacheState
 from tiercache.testing.reference.cache import ReferenceCache
 from tiercache.testing.reference.index import Node
@@ -17,6 +17,7 @@ INDEX = (
     "parent", "depth", "children", "pins", "last_use", "epoch", "entry", "host_id", "snap_id",
     "host_snap_id", "leases", "clock",
 )  # fmt: skip
+FREE_NODE = Node(-1, (), None, FREE)
 
 
 def of_state(state: CacheState) -> dict:
@@ -81,16 +82,11 @@ def _pools(reference: ReferenceCache) -> dict:
 def _index(reference: ReferenceCache) -> dict:
     index, spec = reference.index, reference.spec
     nodes = {node.node_id: node for node in index.nodes()}
-    free = Node(-1, (), None, -1)
-    every = [nodes.get(node_id, free) for node_id in range(spec.num_nodes)]
+    every = [nodes.get(node_id, FREE_NODE) for node_id in range(spec.num_nodes)]
     pins = Counter(node.node_id for path in index.leases.values() for node in path)
     leases = np.full((spec.num_leases, spec.max_pages + 1), NO_NODE)
     for lease_id, path in index.leases.items():
         leases[lease_id, : len(path)] = [node.node_id for node in path]
-
-    def ids(name: str, nothing: int) -> list[int]:
-        values = [getattr(node, name) for node in every]
-        return [nothing if value is None else value for value in values]
 
     columns = {
         "parent": [NO_NODE if node.parent is None else node.parent.node_id for node in every],
@@ -99,11 +95,16 @@ def _index(reference: ReferenceCache) -> dict:
         "pins": [pins[node_id] for node_id in range(spec.num_nodes)],
         "last_use": [node.last_use for node in every],
         "epoch": list(index.epochs),
-        "entry": ids("entry", HOLE),
-        "host_id": ids("host_id", NO_HOST),
-        "snap_id": ids("snap_id", NO_SNAP),
-        "host_snap_id": ids("host_snap_id", NO_SNAP),
+        "entry": [node.entry for node in every],
+        "host_id": _ids(every, "host_id", NO_HOST),
+        "snap_id": _ids(every, "snap_id", NO_SNAP),
+        "host_snap_id": _ids(every, "host_snap_id", NO_SNAP),
         "leases": leases,
         "clock": index.clock,
     }
     return {f"index.{name}": values for name, values in columns.items()}
+
+
+def _ids(nodes: list[Node], name: str, nothing: int) -> list[int]:
+    values = [getattr(node, name) for node in nodes]
+    return [nothing if value is None else value for value in values]

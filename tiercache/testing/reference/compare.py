@@ -9,6 +9,7 @@ from tiercache.reasons import Reason
 from tiercache.state import CacheState
 from tiercache.testing.reference import columns
 from tiercache.testing.reference.cache import ReferenceCache
+from tiercache.testing.reference.keys import key_of
 from tiercache.testing.reference.storage import leaves_record
 
 
@@ -57,10 +58,13 @@ def _numbers(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
 
 
 def _tokens(reference: ReferenceCache, state: CacheState) -> Iterator[str]:
+    yield from same_column("index.parked", np.zeros_like(state.index.parked), state.index.parked)
     for node in reference.index.nodes():
         have = state.index.tokens[node.node_id][: len(node.tokens)].view(np.uint32)
         want = np.array(node.tokens, np.int64).astype(np.uint32)
         yield from same_column(f"index.tokens[{node.node_id}]", want, have)
+        key = state.index.key[node.node_id]
+        yield from same_column(f"index.key[{node.node_id}]", key_of(node), key)
 
 
 def _pages(reference: ReferenceCache, state: CacheState) -> Iterator[str]:

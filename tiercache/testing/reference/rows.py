@@ -73,11 +73,10 @@ class RowVerbs(Base):
         """`append` of tokens that are in the layer's formats already: [row, head, token, width]."""
         dropped = []
         for n, (row_id, count) in enumerate(zip(row_ids, counts, strict=True)):
-            dropped.append(0)
-            for t in range(int(count)):
-                page = self._writable(int(row_id), t)
+            pages = self._writable(int(row_id), int(count))
+            dropped.append(pages.count(None))
+            for t, page in enumerate(pages):
                 if page is None:
-                    dropped[-1] += 1
                     continue
                 offset = (self.rows[row_id].length + t) % self.spec.page_size
                 for kv, plane in planes.items():
@@ -90,21 +89,21 @@ class RowVerbs(Base):
         tokens_last = np.asarray(x).swapaxes(1, 2)
         return Plane(*self.codecs.encode(self.spec.hot_formats[layer][kv], tokens_last))
 
-    def _writable(self, row_id: int, ahead: int) -> Page | None:
-        """The page of a coming token, if the row alone holds it."""
+    def _writable(self, row_id: int, count: int) -> list[Page | None]:
+        """The page of each coming token, where the row alone holds it."""
         if not self.row_exists(row_id):
-            return None
-        row = self.rows[row_id]
-        position = row.length + ahead
-        if position >= self.spec.max_tokens:
-            return None
-        entry = row.entries[position // self.spec.page_size]
-        return self.pages[entry] if entry >= 0 and self.names(entry) == 1 else None
+            return [None] * count
+        row, pages = self.rows[row_id], {}
+        places = [(row.length + t) // self.spec.page_size for t in range(count)]
+        for place in set(places):
+            entry = row.entries[place] if place < self.spec.max_pages else HOLE
+            pages[place] = self.pages[entry] if entry >= 0 and self.names(entry) == 1 else None
+        return [pages[place] for place in places]
 
     def advance(self, counts) -> AdvanceInfo:
         reasons = []
         for row_id, count in enumerate(map(int, counts)):
-            ok = count >= 0 and all(self._writable(row_id, t) is not None for t in range(count))
+            ok = count >= 0 and None not in self._writable(row_id, count)
             if ok:
                 self.rows[row_id].length += count
             reasons.append(Reason.OK if ok else Reason.NOT_RESERVED)
