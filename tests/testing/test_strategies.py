@@ -80,6 +80,12 @@ def test_contents_are_of_their_kind(kind):
         if kind == "negative zeros":
             codes, _ = oracle.encode("nvfp4_g16", k)
             assert np.any(k < 0) and not np.any((codes & 15) == 8)
+            assert np.any((k == 0) & np.signbit(k))
+        if kind == "subnormals":
+            codes, _ = oracle.encode("fp8_e4m3", k)
+            _, scales = oracle.encode("nvfp4_g16", k)
+            for e4m3 in (codes, scales.view(np.uint8)):
+                assert np.any((e4m3 & 0x78 == 0) & (e4m3 & 7 != 0))
 
     run()
 
@@ -106,6 +112,21 @@ def test_prompts_share_parts_of_pages_whole_pages_and_nothing():
 
     seen = seen_over(strategies.prompts(16, 4), see, 50)
     assert set(seen) == {"none", "whole", "part"}
+
+
+@given(one=strategies.namespaces(), two=strategies.namespaces())
+def test_namespaces_are_the_same_only_if_all_their_parts_are(one, two):
+    assert np.array_equal(one.lanes(), two.lanes()) == (one == two)
+
+
+def test_namespaces_are_met_again_and_some_would_be_equal_if_joined():
+    def see(pair):
+        one, two = pair
+        joined = ["".join((x.tenant, x.adapter, x.weights, x.codec)) for x in pair]
+        yield "again" if one == two else "joined" if joined[0] == joined[1] else "other"
+
+    pairs = st.tuples(strategies.namespaces(), strategies.namespaces())
+    assert set(seen_over(pairs, see, 300)) == {"again", "joined", "other"}
 
 
 def test_traces_of_requests_fit_and_come_again():

@@ -106,7 +106,9 @@ class PageContents(NamedTuple):
     v: np.ndarray
 
 
-KINDS = ("normal", "spikes", "zeros", "denormals", "limits", "negative zeros", "constant")
+KINDS = (
+    "normal", "spikes", "zeros", "denormals", "subnormals", "limits", "negative zeros", "constant",
+)  # fmt: skip
 
 
 @st.composite
@@ -115,21 +117,29 @@ def page_contents(
 ) -> PageContents:
     """Pages of the kinds that break codecs: see `KINDS`.
 
-    `limits` are values at and around +-448 and the largest of float16; `negative zeros` round to
-    -0 in a codec that takes no care; `denormals` are below the least normal float32.
+    `limits` are values at and around +-448 and the largest of float16; `negative zeros` are -0, or
+    round to it in a codec that takes no care; `denormals` are below the least normal float32;
+    `subnormals` have subnormal codes of E4M3 beside a large value in half of the tokens, and
+    subnormal scales in the others.
     """
     kind = draw(st.sampled_from(kinds))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (2, num_kv_heads, page_size, head_dim)
     normal = rng.standard_normal(shape, np.float32)
     spike = rng.random(shape) < 1 / 64
+    is_even = (np.arange(page_size) % 2 == 0)[:, None]
     k, v = {
         "normal": lambda: normal,
         "spikes": lambda: np.where(spike, 1000 * normal, normal),
         "zeros": lambda: np.where(spike, normal, 0),
         "denormals": lambda: normal * np.float32(1e-39),
+        "subnormals": lambda: np.where(
+            is_even, np.where(np.arange(head_dim) % 16 == 0, 448, normal / 128), normal / 512
+        ),
         "limits": lambda: np.where(spike, rng.choice([-448, 448, 449, 65504, -65520], shape), 0),
-        "negative zeros": lambda: np.where(spike, 30, -1e-3 * np.abs(normal)),
+        "negative zeros": lambda: np.where(
+            spike, 30, np.where(is_even, -1e-3 * np.abs(normal), -0.0)
+        ),
         "constant": lambda: normal[..., :1, :1] + 0 * normal,
     }[kind]().astype(np.float32)
     return PageContents(k, v + (v == k).all())
