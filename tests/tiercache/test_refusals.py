@@ -10,7 +10,8 @@ import pytest
 import tiercache as tc
 from tests.tiercache import builders
 from tests.tiercache.builders import NAMESPACE, SPEC, ids, int32
-from tiercache import Reason
+from tiercache import Reason, prefix
+from tiercache.prefix import keys
 
 RUN = builders.verbs(SPEC)
 PROMPT = builders.prompt(SPEC, 80)
@@ -133,6 +134,32 @@ def test_an_oversize_prefix_is_kept_as_far_as_a_snapshot_is_affordable():
     refused(before, after, info.reason, Reason.OVERSIZE)
     assert (int(info.num_pages), int(info.left_out)) == (0, 2)
     builders.sound(after, spec)
+
+
+def test_a_page_whose_bucket_is_full_is_left_out(monkeypatch):
+    """Keys that all collide: the ninth page of one depth finds no way. `insert` asks first, so that
+    `NODES_FULL` and `BUCKET_FULL` are answers of `prefix.extend` alone."""
+    strong = keys.page_hashes
+    monkeypatch.setattr(keys, "page_hashes", lambda pages: strong(pages) & np.uint32(0))
+    extend = jax.jit(lambda *args: prefix.extend(*args))  # traced anew: the hash is another one
+    insert = jax.jit(functools.partial(tc.insert, spec=SPEC), compiler_options=builders.QUICK)
+    state = builders.grow(tc.init_state(SPEC), SPEC, 0, 20)
+    state, _ = RUN.save_snapshot(state, ids(0), ids(16))
+    index = state.index
+    for seed in range(8):
+        index, grown = extend(index, builders.prompt(SPEC, 16, seed), int32(1), NAMESPACE)
+        assert int(grown.reason) == Reason.OK
+    ninth = builders.prompt(SPEC, 16, 8)
+    full, grown = extend(index, ninth, int32(1), NAMESPACE)
+    assert (int(grown.reason), int(grown.shortfall)) == (Reason.BUCKET_FULL, 1)
+    builders.same(index, full)
+    state = state._replace(index=index)
+    after, info = insert(state, int32(0), ninth, NAMESPACE)
+    refused(state, after, info.reason, Reason.OVERSIZE)
+    assert (int(info.num_pages), int(info.left_out)) == (0, 1)
+    known = builders.prompt(SPEC, 16, 3)
+    after, info = insert(state, int32(0), known, NAMESPACE)
+    assert (int(info.reason), int(info.num_pages), int(info.num_new)) == (Reason.OK, 1, 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
