@@ -16,6 +16,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import hypothesis
 import jax
+import pytest
 
 hypothesis.settings.register_profile(
     "tiercache",
@@ -35,3 +36,13 @@ def pytest_configure(config):
         "filterwarnings",
         "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning",
     )
+
+
+@pytest.fixture
+def quick_compiles():
+    """Leaves out what takes XLA a third of its time, for tests that are mostly compiles and whose
+    claim is not about optimised programs. What they compile is theirs alone, or of tests like them.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

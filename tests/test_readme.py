@@ -9,7 +9,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 @pytest.mark.slow
-def test_the_decode_loop_runs():
+def test_the_decode_loop_runs(quick_compiles):
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)  # noqa: S102

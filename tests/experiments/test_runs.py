@@ -28,7 +28,7 @@ SMALL = {
 
 
 @pytest.fixture
-def small_lab(monkeypatch):
+def small_lab(monkeypatch, quick_compiles):
     """A model of two layers, one of each kind, in place of the preset's."""
     model = tiny(num_hidden_layers=2, full_attention_interval=2)
     monkeypatch.setattr(

@@ -11,6 +11,7 @@ from models.engine import Config, Engine, Refused
 from tests.models import serving
 from tests.models.serving import engine, num_free, request, sound
 from tiercache.policies import SnapshotPlacement
+from tiercache.testing import assert_outputs_equal_cold
 
 
 def same_answer(one, two):
@@ -53,6 +54,22 @@ def test_a_resumed_prompt_answers_like_a_cold_one_to_the_bit(tier, length):
     assert cold.cached_tokens == 0
     same_answer(again, cold)
     np.testing.assert_allclose(again.first_logits, first.first_logits, atol=1e-3)
+
+
+def test_the_assertion_of_the_kit_holds_of_the_engine():
+    """With prompts in pieces, so that cold and resumed runs are cut alike."""
+
+    def server():
+        served = engine()
+
+        def answer(wanted):
+            report = served.serve(wanted)
+            return np.array(report.outputs), report.first_logits
+
+        return answer
+
+    prompts = [request(65, seed=1, split_at=(48, 64)), request(33, seed=2, split_at=(32,))]
+    assert_outputs_equal_cold(server, prompts)
 
 
 def test_a_conversation_goes_on_from_what_was_generated():
@@ -218,7 +235,7 @@ def test_writing_through_to_nowhere_is_refused():
 
 
 @pytest.mark.slow
-def test_written_through_and_retired_while_it_decodes():
+def test_written_through_and_retired_while_it_decodes(quick_compiles):
     """Cold slots, write-through and retirement in the loop: one engine with everything on."""
     spec = serving.spec_of(policy="window", num_cold_slots=20, keep_tokens=32, num_pages=13)
     served = engine(spec, dataclasses.replace(serving.CONFIG, write="through"))
@@ -249,7 +266,7 @@ def test_written_through_and_retired_while_it_decodes():
 
 
 @pytest.mark.slow
-def test_without_host_memory_what_leaves_is_computed_again():
+def test_without_host_memory_what_leaves_is_computed_again(quick_compiles):
     spec = serving.spec_of(num_host_pages=0, num_host_snapshots=0)
     config = Config(chunk=64, decode_steps=32, pages_to="drop", snapshots_to="drop")
     served = engine(spec, config)

@@ -9,7 +9,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs/testing.md"
 
 
 @pytest.mark.slow
-def test_the_code_of_the_page_runs():
+def test_the_code_of_the_page_runs(quick_compiles):
     codes = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert len(codes) == 3
     names: dict = {}

@@ -378,7 +378,7 @@ def test_rule_10_what_the_host_holds_is_what_went_there_less_what_was_dropped(se
 
 
 @pytest.mark.slow
-def test_the_index_keeps_to_its_budget_when_pages_come_back():
+def test_the_index_keeps_to_its_budget_when_pages_come_back(quick_compiles):
     both = session(PLAIN, at_once=False)  # index_pages=5
     known(both, [1, 2, 3, 4], [])
     both.evict_host(4)
