@@ -64,7 +64,8 @@ def test_equal_bytes_are_called_equal_and_timed(run, host):
         assert row["equal"] and row["n"] == 3
         assert row["calls"] > 1  # too short to be timed one by one
         assert row["floor_us"] == pytest.approx(0.16 if host else 0.32)
-        assert row["floor_ratio"] == pytest.approx(row["floor_us"] / row["median_us"], rel=0.05)
+        # Times are rounded to hundredths of a microsecond, the ratio is not made from those.
+        assert row["floor_us"] / row["floor_ratio"] == pytest.approx(row["median_us"], abs=0.006)
         low, high = row["quartiles_us"]
         assert low <= row["median_us"] <= high
 
