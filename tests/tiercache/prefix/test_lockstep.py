@@ -25,6 +25,7 @@ MUST_HAPPEN = {
 }
 
 
+@pytest.mark.slow
 def test_every_verb_does_what_the_trie_of_dicts_does():
     seen = collections.Counter()
 
