@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tiercache as tc
+from pallas_kernels.banks import default_device
 from tests.tiercache.sessions import PAGE, known, session
 from tiercache.testing import Driver, differences
 from tiercache.testing.calls import NAMESPACES, prompt_tokens, signature
@@ -14,9 +15,16 @@ from tiercache.testing.reference import info_differences
 from tiercache.testing.specs import WINDOW
 
 
+def devices():
+    """Where the pools are, and another device."""
+    pools, apart = default_device(), jax.devices("cpu")[-1]
+    assert pools != apart
+    return pools, apart
+
+
 @pytest.mark.slow
 def test_an_index_on_another_device_gives_the_same():
-    pools, apart = jax.devices("cpu")[:2]
+    pools, apart = devices()
     both = session(WINDOW, index_device=apart)
     Driver(both.lockstep, at_once=True).run_random(seed=2, num_steps=150)
     assert both.state.index.entry.devices() == {apart}
@@ -26,7 +34,7 @@ def test_an_index_on_another_device_gives_the_same():
 
 
 def test_a_prompt_is_looked_up_where_the_index_is_and_pinned_where_the_pools_are():
-    _, apart = jax.devices("cpu")[:2]
+    _, apart = devices()
     both = session(WINDOW, index_device=apart)
     known(both, [1, 2, 3], [3])
     match = jax.jit(functools.partial(tc.prefix.match, needs_snapshot=True))

@@ -42,10 +42,6 @@ LIBRARY: Final = LibraryCodecs()
 FULL_EVERY: Final = 4  # batches from one comparison of bytes to the next, while nothing else asks
 
 
-# Of programs that run for microseconds: optimised code takes half as long again to compile.
-QUICK: Final = {"xla_backend_optimization_level": 0}
-
-
 @functools.cache
 def compiled(spec: CacheSpec, poison: bool = True):
     """`run_calls` for a spec; the one program that all its traces run."""
@@ -56,13 +52,20 @@ def compiled(spec: CacheSpec, poison: bool = True):
 def compiled_call(spec: CacheSpec, name: str):
     """`run_call` for one name of a call."""
     run = functools.partial(run_call, name=name, spec=spec)
-    return jax.jit(run, donate_argnums=0, compiler_options=QUICK)
+    return jax.jit(run, donate_argnums=0, compiler_options=_quick())
 
 
 @functools.cache
 def compiled_observe(spec: CacheSpec):
     """`observe` for a spec."""
-    return jax.jit(functools.partial(observe, spec=spec), compiler_options=QUICK)
+    return jax.jit(functools.partial(observe, spec=spec), compiler_options=_quick())
+
+
+def _quick() -> dict | None:
+    """Options for programs that run for microseconds on a CPU, where optimised code takes half as
+    long again to compile. On an accelerator it would change how kernels are made."""
+    is_cpu = jax.default_backend() == "cpu"
+    return {"xla_backend_optimization_level": 0} if is_cpu else None
 
 
 @functools.cache
