@@ -25,7 +25,7 @@ class InsertInfo(NamedTuple):
       num_snapshots: waiting snapshots that hang at nodes now.
       left_out: whole pages of the row beyond `num_pages`.
       reason: `OK`; `OVERSIZE` if the prefix was cut to what is affordable; or why nothing changed:
-        `BAD_ID`, `ROW_EMPTY`, `TOKENS_MISMATCH`, `NODES_FULL`, `BUCKET_FULL`.
+        `BAD_ID`, `ROW_EMPTY`, `TOKENS_MISMATCH`. A full index shortens the path: `OVERSIZE`.
     """
 
     num_pages: Int32[Array, ""]

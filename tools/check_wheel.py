@@ -12,7 +12,7 @@ import importlib.util
 import pkgutil
 import sys
 
-EXTRAS = {"jax_triton", "triton", "hypothesis", "chex", "obstore"}
+EXTRAS = {"jax_triton", "triton", "hypothesis", "obstore"}
 PACKAGES = ("tiercache", "pallas_kernels")
 CHECKOUT_ONLY = ("models", "experiments", "benchmarks", "tests")
 
