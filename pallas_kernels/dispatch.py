@@ -51,7 +51,12 @@ def platform() -> str:
     return default_device().platform
 
 
-def need_gpu(op: str) -> None:
-    """Raises NotImplementedError, while tracing, unless `platform()` is a GPU."""
-    if platform() != "gpu":
-        raise NotImplementedError(f"the kernel of {op} runs on GPUs, not on a {platform()}.")
+def on_gpu(op: str, kernel: Callable) -> Callable:
+    """`kernel`, which raises NotImplementedError, while tracing, unless `platform()` is a GPU."""
+
+    def call(*args, **kwargs):
+        if platform() != "gpu":
+            raise NotImplementedError(f"the kernel of {op} runs on GPUs, not on a {platform()}.")
+        return kernel(*args, **kwargs)
+
+    return call

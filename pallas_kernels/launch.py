@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Int32, Shaped, UInt8
 
 from pallas_kernels.banks import is_host
 
 WORD: Final = 4  # bytes of the int32 words that kernels move
+UNITS: Final = {1: jnp.uint8, 2: jnp.uint16, WORD: jnp.int32}  # by their bytes
 
 # Whether what is being traced is compiled for a GPU, so that it may hold single instructions.
 _on_gpu = contextvars.ContextVar("on_gpu", default=False)
@@ -131,18 +132,44 @@ def maximum_or_nan(a: Array, b: Array) -> Array:
 def as_words(x: Array, *shape: int) -> Int32[Array, "..."]:
     """An array's bytes as int32 words in another shape, of words; costs nothing on a GPU.
 
-    Kernels see words alone: the lowering has no cast between widths, and its 32-bit offsets would
-    wrap in arrays of 2 to 4 GiB of single bytes.
+    Kernels see words wherever they can: the lowering has no cast between widths, and its 32-bit
+    offsets would wrap in arrays of 2 to 4 GiB of single bytes.
+    """
+    return as_units(x, WORD, *shape)
+
+
+def as_units(x: Array, unit: int, *shape: int) -> Shaped[Array, "..."]:
+    """`as_words`, of units of 1, 2 or 4 bytes: uint8, uint16 or int32.
+
+    Raises:
+      NotImplementedError: while tracing, on 2 to 4 GiB by the byte.
     """
     size = x.dtype.itemsize
-    if size < WORD:
-        x = x.reshape(-1, WORD // size)
-    return lax.bitcast_convert_type(x, jnp.int32).reshape(shape)
+    if unit == 1 and 2**31 <= x.size * size <= 2**32:
+        raise NotImplementedError(
+            f"{x.dtype} {x.shape} would be moved by the byte, and its 2 to 4 GiB have more bytes"
+            " than an offset of the lowering can count."
+        )
+    if size < unit:
+        x = x.reshape(-1, unit // size)
+    return lax.bitcast_convert_type(x, UNITS[unit]).reshape(shape)
 
 
-def of_words(words: Int32[Array, "..."], like: Array) -> Array:
-    """The inverse of `as_words`: the shape and dtype of `like`."""
-    return lax.bitcast_convert_type(words, like.dtype).reshape(like.shape)
+def of_units(units: Shaped[Array, "..."], like: Array) -> Array:
+    """The inverse of `as_units`, for units no smaller than the elements of `like`."""
+    return lax.bitcast_convert_type(units, like.dtype).reshape(like.shape)
+
+
+def records_as_words(bank: UInt8[Array, "slots bytes"]) -> Int32[Array, "slots words"]:
+    """A bank as words.
+
+    Raises:
+      NotImplementedError: while tracing, if records are no whole words.
+    """
+    slots, size = bank.shape
+    if size % WORD:
+        raise NotImplementedError(f"records of {size} bytes are no whole words of {WORD} bytes.")
+    return as_words(bank, slots, size // WORD)
 
 
 def strided_loop(count: Array, body: Callable[[Array], None]) -> None:

@@ -12,19 +12,15 @@ from pallas_kernels.codecs import Codec, Encoded
 Implementation = Literal["pallas", "reference"] | None
 
 
-def _append_on_gpu(*args, **kwargs):
-    dispatch.need_gpu("append_quantized")
-    return pallas.append_quantized(*args, **kwargs)
-
-
-def _mirror_on_gpu(*args, **kwargs):
-    dispatch.need_gpu("mirror_tokens")
-    return pallas.mirror_tokens(*args, **kwargs)
-
-
 # Fastest first; the reference runs anywhere and ends the list.
-APPEND: Final = {"pallas": _append_on_gpu, "reference": reference.append_quantized}
-MIRROR: Final = {"pallas": _mirror_on_gpu, "reference": reference.mirror_tokens}
+APPEND: Final = {
+    "pallas": dispatch.on_gpu("append_quantized", pallas.append_quantized),
+    "reference": reference.append_quantized,
+}
+MIRROR: Final = {
+    "pallas": dispatch.on_gpu("mirror_tokens", pallas.mirror_tokens),
+    "reference": reference.mirror_tokens,
+}
 
 
 def append_quantized(

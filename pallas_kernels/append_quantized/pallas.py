@@ -16,8 +16,6 @@ from pallas_kernels.banks import num_slots
 from pallas_kernels.codecs import Codec, Encoded
 from pallas_kernels.codecs.bf16 import Bf16
 
-_UNITS: Final = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.int32}
-
 
 class Tuning(NamedTuple):
     """How the work is cut, chosen by `python -m benchmarks.kernels --tune`.
@@ -37,27 +35,10 @@ APPEND: Final = Tuning(132 * 16, 8, 4)
 MIRROR: Final = Tuning(64, 16, 4)
 
 
-def _as_units(x: Array, unit: int, *shape: int) -> Shaped[Array, "..."]:
-    """An array's bytes as units of 1, 2 or 4 bytes in another shape, of units."""
-    if unit == 1 and 2**31 <= x.size * x.dtype.itemsize <= 2**32:
-        raise NotImplementedError(
-            f"{x.dtype} {x.shape} would be moved by the byte, and its 2 to 4 GiB have more bytes"
-            " than an offset of the lowering can count."
-        )
-    if x.dtype.itemsize < unit:
-        x = x.reshape(-1, unit // x.dtype.itemsize)
-    return lax.bitcast_convert_type(x, _UNITS[unit]).reshape(shape)
-
-
-def _of_units(units: Shaped[Array, "..."], like: Array) -> Array:
-    """The inverse of `_as_units`, for units no smaller than the elements of `like`."""
-    return lax.bitcast_convert_type(units, like.dtype).reshape(like.shape)
-
-
 def _rows_of(leaf: Array, unit: int) -> Shaped[Array, "row unit"]:
     """A leaf of a pool, [page, plane, head, token, width], as rows of units."""
     size = leaf.shape[-1] * leaf.dtype.itemsize
-    return _as_units(leaf, unit, leaf.size // leaf.shape[-1], size // unit)
+    return launch.as_units(leaf, unit, leaf.size // leaf.shape[-1], size // unit)
 
 
 class _Places(NamedTuple):
@@ -165,8 +146,8 @@ def append_quantized(
         len(leaves), grid=(min(tuning.programs, cut.pieces),), name="append_quantized",
         num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
-    codes = _of_units(leaves[0], pool.codes)
-    return Encoded(codes, None if pool.scales is None else _of_units(leaves[1], pool.scales))
+    codes = launch.of_units(leaves[0], pool.codes)
+    return Encoded(codes, None if pool.scales is None else launch.of_units(leaves[1], pool.scales))
 
 
 def _new_words(x: Float[Array, "n token head dim"]) -> Int32[Array, "row head word"]:
@@ -217,7 +198,7 @@ def _encode(
     scales = stored.scales
     if scales is not None:
         rows = halves[0].shape[0]
-        scales = scales.reshape(rows, scales.shape[0] // rows).astype(_UNITS[unit])
+        scales = scales.reshape(rows, scales.shape[0] // rows).astype(launch.UNITS[unit])
     return stored.codes, scales
 
 
@@ -255,14 +236,14 @@ def mirror_tokens(
 
         cut.each(work)
 
-    units = _as_units(bank, unit, bank.shape[0], bank.shape[1] // unit)
+    units = launch.as_units(bank, unit, bank.shape[0], bank.shape[1] // unit)
     ids = [x.reshape(-1) for x in (page_ids, offsets, slot_ids)]
     (units,) = launch.kernel_call(
         body, [_table(planes), *ids, *(_rows_of(leaf, unit) for leaf in leaves), units], 1,
         grid=(min(tuning.programs, cut.pieces),), name="mirror_tokens",
         num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
-    return _of_units(units, bank)
+    return launch.of_units(units, bank)
 
 
 def _common_unit(leaves: list[Array], bank: Array, starts: tuple[int, ...]) -> int:

@@ -7,10 +7,8 @@ from jaxtyping import Array, Float, Int32, UInt8
 
 from pallas_kernels.banks import is_host, num_slots
 from pallas_kernels.codecs import Codec, Encoded
-from pallas_kernels.page_copy.pairs import existing
+from pallas_kernels.page_copy.pairs import NOWHERE, existing
 from pallas_kernels.page_layout import to_bytes
-
-_NOWHERE = 2**30
 
 
 def append_quantized(
@@ -33,7 +31,7 @@ def append_quantized(
 
 
 def _or_nowhere(ids: Int32[Array, "n token"], number: int) -> Int32[Array, "n token"]:
-    return jnp.where((ids >= 0) & (ids < number), ids, _NOWHERE)
+    return jnp.where((ids >= 0) & (ids < number), ids, NOWHERE)
 
 
 def mirror_tokens(
@@ -43,7 +41,7 @@ def mirror_tokens(
 ) -> UInt8[Array, "slots bytes"]:  # fmt: skip
     pages, _, num_heads, page_size, _ = pool.codes.shape
     flat = offsets.reshape(-1)
-    page_ids = jnp.where((flat >= 0) & (flat < page_size), page_ids.reshape(-1), _NOWHERE)
+    page_ids = jnp.where((flat >= 0) & (flat < page_size), page_ids.reshape(-1), NOWHERE)
     pairs = existing(page_ids, pages, slot_ids.reshape(-1), num_slots(bank))
 
     def body(i, bank):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int32
 from pallas_kernels import dispatch, launch
 
 MOST_IN_KERNEL: Final = 8192  # ids that one program holds
-_NOWHERE: Final = 2**30
+NOWHERE: Final = 2**30  # an id past every end
 
 
 class Pairs(NamedTuple):
@@ -26,6 +26,10 @@ class Pairs(NamedTuple):
     targets: Int32[Array, "n"]
     places: Int32[Array, "n"]
 
+    def operands(self) -> list[Array]:
+        """What a kernel that goes through the pairs takes first: number, sources, targets."""
+        return [self.number.reshape(1), self.sources, self.targets]
+
 
 def existing(
     source_ids: Int32[Array, "n"], num_sources: int, target_ids: Int32[Array, "n"], num_targets: int
@@ -40,8 +44,8 @@ def existing(
     if dispatch.platform() == "gpu" and source_ids.size <= MOST_IN_KERNEL:
         return compacted_in_kernel(source_ids, num_sources, target_ids, num_targets)
     exist = _exist(source_ids, num_sources) & _exist(target_ids, num_targets)
-    rank = jnp.where(exist, jnp.cumsum(exist, dtype=jnp.int32) - 1, _NOWHERE)
-    places = jnp.full(source_ids.shape, _NOWHERE, jnp.int32)
+    rank = jnp.where(exist, jnp.cumsum(exist, dtype=jnp.int32) - 1, NOWHERE)
+    places = jnp.full(source_ids.shape, NOWHERE, jnp.int32)
     places = places.at[rank].set(jnp.arange(rank.shape[0], dtype=jnp.int32), mode="drop")
     return Pairs(
         jnp.sum(exist, dtype=jnp.int32),
@@ -77,7 +81,7 @@ def compacted_in_kernel(
         launch.write(number_ref.at[jnp.int32(0)], number)
         launch.write(new_sources_ref.at[rank], source)
         launch.write(new_targets_ref.at[rank], target)
-        launch.write(places_ref.at[rank], jnp.where(exist, place, _NOWHERE))
+        launch.write(places_ref.at[rank], jnp.where(exist, place, NOWHERE))
 
     one, many = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((width,), jnp.int32)
     number, *lists = launch.kernel_call(

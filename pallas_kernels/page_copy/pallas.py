@@ -38,13 +38,6 @@ WITHIN: Final = Tuning(2112, 8192, 16)
 MOST_PROGRAMS_OVER_THE_BUS: Final = 64
 
 
-def over_the_bus(tuning: Tuning, spans: tuple["_Span", ...]) -> Tuning:
-    """More programs where pieces are smaller than chunks, so that as much is under way."""
-    largest = max(min(span.size, span.words) for span in spans)
-    programs = tuning.programs * tuning.chunk // largest
-    return tuning._replace(programs=min(programs, MOST_PROGRAMS_OVER_THE_BUS))
-
-
 class _Span(NamedTuple):
     """The chunks of one leaf among those of an item."""
 
@@ -115,7 +108,7 @@ def store_records(
     tuning: Tuning | None = None, interpret: bool = False,
 ) -> UInt8[Array, "slots bytes"]:  # fmt: skip
     tuning, spans = _cut(leaves, axis, tuning, TO_HOST if is_host(bank) else None)
-    words = _bank_words(bank)
+    words = launch.records_as_words(bank)
 
     def body(number_ref, sources_ref, targets_ref, *refs):
         *leaf_refs, bank_ref = refs
@@ -131,10 +124,10 @@ def store_records(
 
     pools = [_as_pieces(leaf, axis) for leaf in leaves]
     (words,) = launch.kernel_call(
-        body, [*_ids(pairs), *pools, words], 1, grid=_grid(tuning, pairs, spans),
+        body, [*pairs.operands(), *pools, words], 1, grid=_grid(tuning, pairs, spans),
         name="store_records", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
-    return launch.of_words(words, bank)
+    return launch.of_units(words, bank)
 
 
 def load_records(
@@ -155,11 +148,11 @@ def load_records(
 
     pools = [_as_pieces(leaf, axis) for leaf in leaves]
     pools = launch.kernel_call(
-        body, [*_ids(pairs), _bank_words(bank), *pools], len(pools),
+        body, [*pairs.operands(), launch.records_as_words(bank), *pools], len(pools),
         grid=_grid(tuning, pairs, spans), name="load_records", num_warps=tuning.num_warps,
         interpret=interpret,
     )  # fmt: skip
-    return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
+    return tuple(launch.of_units(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
 
 
 def copy_items(
@@ -189,10 +182,10 @@ def copy_items(
     pools = [_as_pieces(leaf, target_axis) for leaf in targets]
     read_only = [_as_pieces(leaf, source_axis) for leaf in sources]
     pools = launch.kernel_call(
-        body, [*_ids(pairs), *read_only, *pools], len(pools), grid=_grid(tuning, pairs, spans),
+        body, [*pairs.operands(), *read_only, *pools], len(pools), grid=_grid(tuning, pairs, spans),
         name="copy_items", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
-    return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, targets, strict=True))
+    return tuple(launch.of_units(x, leaf) for x, leaf in zip(pools, targets, strict=True))
 
 
 def _by_axis(leaves_and_axis: tuple[Leaves, int]) -> int:
@@ -215,10 +208,10 @@ def copy_within(
 
     pools = [_as_pieces(leaf, 0) for leaf in leaves]
     pools = launch.kernel_call(
-        body, [*_ids(pairs), *pools], len(pools), grid=_grid(tuning, pairs, spans),
+        body, [*pairs.operands(), *pools], len(pools), grid=_grid(tuning, pairs, spans),
         name="copy_within", num_warps=tuning.num_warps, interpret=interpret,
     )  # fmt: skip
-    return tuple(launch.of_words(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
+    return tuple(launch.of_units(x, leaf) for x, leaf in zip(pools, leaves, strict=True))
 
 
 def _cut(
@@ -227,20 +220,14 @@ def _cut(
     """How records are cut: as is given, or as fits the way."""
     tuning = given or over_bus or ON_DEVICE
     spans = _spans(leaves, axis, tuning.chunk)
-    return (over_the_bus(tuning, spans) if over_bus and not given else tuning), spans
+    if over_bus and not given:
+        # More programs where pieces are smaller than chunks, so that as much is under way.
+        largest = max(min(span.size, span.words) for span in spans)
+        programs = min(tuning.programs * tuning.chunk // largest, MOST_PROGRAMS_OVER_THE_BUS)
+        tuning = tuning._replace(programs=programs)
+    return tuning, spans
 
 
 def _grid(tuning: Tuning, pairs: Pairs, spans: tuple[_Span, ...]) -> tuple[int]:
     """As many programs as there can be work for, at most."""
     return (min(tuning.programs, pairs.sources.shape[0] * spans[-1].last),)
-
-
-def _ids(pairs: Pairs) -> list[Array]:
-    return [pairs.number.reshape(1), pairs.sources, pairs.targets]
-
-
-def _bank_words(bank: UInt8[Array, "slots bytes"]) -> Int32[Array, "slots words"]:
-    slots, size = bank.shape
-    if size % launch.WORD:
-        raise NotImplementedError(f"records of {size} bytes are no whole words of 4 bytes.")
-    return launch.as_words(bank, slots, size // launch.WORD)

@@ -14,19 +14,8 @@ from pallas_kernels.requantize import pallas, reference
 Implementation = Literal["pallas", "reference", "triton"] | None
 
 
-def _pack_on_gpu(*args, **kwargs):
-    dispatch.need_gpu("requantize")
-    return pallas.pack(*args, **kwargs)
-
-
-def _restore_on_gpu(*args, **kwargs):
-    dispatch.need_gpu("requantize")
-    return pallas.restore(*args, **kwargs)
-
-
 def _by_triton(name: str):
     def call(*args, **kwargs):
-        dispatch.need_gpu("requantize")
         try:
             from pallas_kernels.requantize import triton_calls
         except ImportError as error:
@@ -38,13 +27,17 @@ def _by_triton(name: str):
     return call
 
 
-# Fastest first; the reference runs anywhere, so what comes after it is taken by name alone.
-PACK: Final = {"pallas": _pack_on_gpu, "reference": reference.pack, "triton": _by_triton("pack")}
-RESTORE: Final = {
-    "pallas": _restore_on_gpu,
-    "reference": reference.restore,
-    "triton": _by_triton("restore"),
-}
+def _implementations(name: str) -> dict:
+    # Fastest first; the reference runs anywhere, so what comes after it is taken by name alone.
+    return {
+        "pallas": dispatch.on_gpu("requantize", getattr(pallas, name)),
+        "reference": getattr(reference, name),
+        "triton": dispatch.on_gpu("requantize", _by_triton(name)),
+    }
+
+
+PACK: Final = _implementations("pack")
+RESTORE: Final = _implementations("restore")
 
 
 def pack(

@@ -1,9 +1,8 @@
 """The op as kernels: a tile of token rows is gathered, transcoded in registers, and scattered.
 
 Each piece of work is some rows of one plane of one page. Nothing but the source's bytes is read and
-nothing but the target's written. A bank in host memory is written through a device copy of a few
-records, since the kernel also returns which pages were finite, and one kernel cannot return arrays
-of two memories; it is read directly.
+nothing but the target's written. A bank in host memory is read directly, and written by way of a
+few records on the device.
 """
 
 import functools
@@ -13,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int32, UInt8
+from jaxtyping import Array, Bool, UInt8
 
 from pallas_kernels import launch, tiles
 from pallas_kernels.banks import is_host
 from pallas_kernels.codecs import Codec
-from pallas_kernels.page_copy import pallas as page_copy_kernels
 from pallas_kernels.page_copy.pairs import Pairs
 from pallas_kernels.page_layout import PageLayout, Payload, unflatten
+from pallas_kernels.requantize.staged import pack_to_host
+from pallas_kernels.tiles.lanes import Tile
 
 
 class Tuning(NamedTuple):
@@ -40,7 +40,6 @@ class Tuning(NamedTuple):
 PACK: Final = Tuning(132 * 128, 32, 4)
 RESTORE: Final = Tuning(132 * 64, 64, 4)
 RESTORE_FROM_HOST: Final = Tuning(132, 32, 4)
-STAGED_PAGES: Final = 64  # records of a device copy on the way to host memory
 
 
 class _Leaf(NamedTuple):
@@ -78,12 +77,11 @@ def _geometry(hot: PageLayout, cold: PageLayout) -> _Geometry:
         scaled = group.codec.scale_dtype is not None
         in_pool.append(_Leaf(group.codec, operand, operand + 1 if scaled else -1))
         operand += 1 + scaled
-    in_record, fields = [], iter(cold.fields)
+    in_record = []
     for group in cold.groups:
-        codes = next(fields).offset // launch.WORD
-        scaled = group.codec.scale_dtype is not None
-        scales = next(fields).offset // launch.WORD if scaled else -1
-        in_record.append(_Leaf(group.codec, codes, scales))
+        first = cold.plane_fields[group.planes[0]]
+        offsets = (first.codes_offset // launch.WORD, first.scales_offset // launch.WORD)
+        in_record.append(_Leaf(group.codec, *offsets))
     found: dict[tuple[int, int], int] = {}
     planes = []
     for layer in range(hot.num_layers):
@@ -149,10 +147,7 @@ class _PoolTile(NamedTuple):
     def read(self, geometry: _Geometry, rows: int):
         parts, words = _parts(self.leaf.codec, geometry.dim)
         codes = tuple(launch.read(self.part(i, rows, words)) for i in range(parts))
-        scale = None
-        if size := tiles.scale_words(self.leaf.codec, rows, geometry.dim):
-            scale = launch.read(self.scales(rows, size))
-        return tiles.decode(self.leaf.codec, codes, scale, rows, geometry.dim)
+        return _decoded(self, codes, rows, geometry.dim)
 
     def write(self, stored: tiles.Stored, rows: int) -> None:
         for number, codes in enumerate(stored.codes):
@@ -187,10 +182,7 @@ class _RecordTile(NamedTuple):
         else:
             halves = jnp.transpose(flat.reshape(rows, 2, words), (0, 2, 1))
             codes = tuple(lax.unstack(halves, axis=2))
-        scale = None
-        if size := tiles.scale_words(self.leaf.codec, rows, geometry.dim):
-            scale = launch.read(self.scales(rows, size))
-        return tiles.decode(self.leaf.codec, codes, scale, rows, geometry.dim)
+        return _decoded(self, codes, rows, geometry.dim)
 
     def write(self, stored: tiles.Stored, rows: int) -> None:
         codes = stored.codes[0]
@@ -200,6 +192,14 @@ class _RecordTile(NamedTuple):
         launch.write(self.codes(rows, words), codes.reshape(rows * words))
         if stored.scales is not None:
             launch.write(self.scales(rows, stored.scales.shape[0]), stored.scales)
+
+
+def _decoded(place: _PoolTile | _RecordTile, codes: tuple, rows: int, dim: int) -> Tile:
+    """The values of a tile of which the codes were read."""
+    codec, scale = place.leaf.codec, None
+    if size := tiles.scale_words(codec, rows, dim):
+        scale = launch.read(place.scales(rows, size))
+    return tiles.decode(codec, codes, scale, rows, dim)
 
 
 def _parts(codec: Codec, dim: int) -> tuple[int, int]:
@@ -218,26 +218,7 @@ def pack(
     )
     if not is_host(bank):
         return pack_some(bank, pairs)
-    most = min(STAGED_PAGES, pairs.sources.shape[0])
-    lack = -pairs.sources.shape[0] % most
-    sources, targets = (jnp.pad(x, (0, lack)) for x in (pairs.sources, pairs.targets))
-    staged_ids = jnp.arange(most, dtype=jnp.int32)
-
-    def turn(i, carry):
-        bank, finite = carry
-        first, number = i * most, jnp.minimum(pairs.number - i * most, most)
-        some = [lax.dynamic_slice_in_dim(x, first, most) for x in (sources, targets)]
-        staging = lax.empty((most, bank.shape[1]), jnp.uint8)
-        staging, ok = pack_some(staging, Pairs(number, some[0], staged_ids, staged_ids))
-        bank = page_copy_kernels.store_records(
-            (staging,), bank, Pairs(number, staged_ids, some[1], staged_ids), axis=0,
-            interpret=interpret,
-        )  # fmt: skip
-        return bank, lax.dynamic_update_slice_in_dim(finite, ok, first, 0)
-
-    turns = (pairs.number + most - 1) // most
-    bank, finite = lax.fori_loop(0, turns, turn, (bank, jnp.ones(sources.shape, bool)))
-    return bank, finite[: pairs.sources.shape[0]]
+    return pack_to_host(pack_some, bank, pairs, interpret=interpret)
 
 
 def _pack(
@@ -264,13 +245,17 @@ def _pack(
 
         _each_tile(geometry, rows, number_ref[0], planes_ref, work)
 
-    operands = [*_tables(pairs, geometry), *_pool_words(pool, source), _bank_words(bank)]
+    operands = [
+        *_tables(pairs, geometry),
+        *_pool_words(pool, source),
+        launch.records_as_words(bank),
+    ]
     words, finite = launch.kernel_call(
         body, [*operands, jnp.ones(pairs.sources.shape, jnp.int32)], 2,
         grid=_grid(tuning, pairs, geometry), name="requantize_pack", num_warps=tuning.num_warps,
         interpret=interpret,
     )  # fmt: skip
-    return launch.of_words(words, bank), finite == 1
+    return launch.of_units(words, bank), finite == 1
 
 
 def restore(
@@ -294,17 +279,17 @@ def restore(
 
     leaves = _pool_words(pool, source)
     leaves = launch.kernel_call(
-        body, [*_tables(pairs, geometry), _bank_words(bank), *leaves], len(leaves),
+        body, [*_tables(pairs, geometry), launch.records_as_words(bank), *leaves], len(leaves),
         grid=_grid(tuning, pairs, geometry), name="requantize_restore", num_warps=tuning.num_warps,
         interpret=interpret,
     )  # fmt: skip
     old = jax.tree.leaves(pool)
     return unflatten(
-        source, [launch.of_words(x, leaf) for x, leaf in zip(leaves, old, strict=True)]
+        source, [launch.of_units(x, leaf) for x, leaf in zip(leaves, old, strict=True)]
     )
 
 
-def _encode(source: Codec, target: Codec, tile, dim: int) -> tiles.Stored:
+def _encode(source: Codec, target: Codec, tile: Tile, dim: int) -> tiles.Stored:
     return tiles.encode(target, tile, dim, short=True, narrow=tiles.is_narrow(source))
 
 
@@ -321,8 +306,4 @@ def _grid(tuning: Tuning, pairs: Pairs, geometry: _Geometry) -> tuple[int]:
 
 
 def _tables(pairs: Pairs, geometry: _Geometry) -> list[Array]:
-    return [pairs.number.reshape(1), pairs.sources, pairs.targets, jnp.asarray(geometry.planes)]
-
-
-def _bank_words(bank: UInt8[Array, "slots bytes"]) -> Int32[Array, "slots words"]:
-    return launch.as_words(bank, bank.shape[0], bank.shape[1] // launch.WORD)
+    return [*pairs.operands(), jnp.asarray(geometry.planes)]

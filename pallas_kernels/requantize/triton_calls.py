@@ -1,9 +1,10 @@
 """The op by the kernels of `requantize.triton`: the way out of the Pallas-Triton lowering.
 
 There is one launch per pair of formats. A bank in host memory is read directly, and written by way
-of a few records on the device, since one kernel cannot return arrays of two memories.
+of a few records on the device.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -11,7 +12,6 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, UInt8
 
 from pallas_kernels.banks import is_host
@@ -19,17 +19,15 @@ from pallas_kernels.codecs import Codec, Encoded, bits, e2m1, fp8_e4m3, int8_g64
 from pallas_kernels.codecs.bf16 import Bf16
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.codecs.int4_g16 import Int4G16
-from pallas_kernels.page_copy import store_records
 from pallas_kernels.page_copy.pairs import Pairs
 from pallas_kernels.page_layout import PageLayout, Payload
 from pallas_kernels.requantize import triton as kernels
+from pallas_kernels.requantize.staged import pack_to_host
 
 PROGRAMS: Final = 132 * 64
 PROGRAMS_FROM_HOST: Final = 132
 TILE: Final = 2048  # values of one tile; a power of two
 NUM_WARPS: Final = 4
-STAGED_PAGES: Final = 64  # records of a device copy on the way to host memory
-_NOWHERE: Final = 2**30
 
 
 class _Format(NamedTuple):
@@ -168,7 +166,8 @@ def pack(
     target: PageLayout,
 ) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
     if is_host(bank):
-        return _pack_to_host(pool, bank, pairs, source=source, target=target)
+        pack_some = functools.partial(pack, pool, source=source, target=target)
+        return pack_to_host(pack_some, bank, pairs)
     finite = jnp.ones(pairs.sources.shape, jnp.int32)
     for launch in _launches(source, target):
         leaves = _leaves(pool[launch.group])
@@ -176,29 +175,6 @@ def pack(
             kernels.requantize_pack, launch, pairs, [*leaves, bank, finite], PROGRAMS
         )
     return bank, finite == 1
-
-
-def _pack_to_host(
-    pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
-    target: PageLayout,
-) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
-    most = min(STAGED_PAGES, pairs.sources.shape[0])
-    staged = jnp.arange(most, dtype=jnp.int32)
-
-    def turn(i, carry):
-        bank, finite = carry
-        at = i * most + staged
-        sources = pairs.sources.at[at].get(mode="fill", fill_value=0)
-        slots = pairs.targets.at[at].get(mode="fill", fill_value=_NOWHERE)
-        some = Pairs(jnp.minimum(pairs.number - i * most, most), sources, staged, staged)
-        staging = lax.empty((most, bank.shape[1]), jnp.uint8)
-        staging, ok = pack(pool, staging, some, source=source, target=target)
-        slots = jnp.where(at < pairs.number, slots, _NOWHERE)
-        bank = store_records((staging,), bank, staged, slots)
-        return bank, finite.at[at].set(ok, mode="drop")
-
-    turns = (pairs.number + most - 1) // most
-    return lax.fori_loop(0, turns, turn, (bank, jnp.ones(pairs.sources.shape, bool)))
 
 
 def restore(
@@ -222,8 +198,7 @@ def _leaves(encoded: Encoded) -> list[Array]:
 
 def _call(kernel, launch: _Launch, pairs: Pairs, operands: list[Array], programs: int) -> Any:
     """Runs a kernel, which updates its last two operands in place."""
-    tables = [pairs.number.reshape(1), pairs.sources, pairs.targets, jnp.asarray(launch.planes)]
-    operands = [*tables, *operands]
+    operands = [*pairs.operands(), jnp.asarray(launch.planes), *operands]
     last = len(operands) - 2
     cut = launch.statics["CUT"]
     pieces = pairs.sources.shape[0] * cut.planes * cut.plane_rows // cut.rows

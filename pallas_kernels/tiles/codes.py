@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Int32
 
 from pallas_kernels.codecs import Codec, bits, fp8_e4m3, int8_g64
 from pallas_kernels.codecs.bf16 import Bf16
-from pallas_kernels.codecs.e2m1 import E2m1
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.codecs.fp8_e4m3 import Fp8E4m3
 from pallas_kernels.codecs.int8_g64 import Int8G64
+from pallas_kernels.launch import WORD
 from pallas_kernels.tiles import four_bit, quotients, scales
 from pallas_kernels.tiles.floats import Words, bf16_lanes
 from pallas_kernels.tiles.lanes import (
@@ -26,8 +26,6 @@ from pallas_kernels.tiles.lanes import (
     join_pairs,
     split_bytes,
 )
-
-WORD = 4  # bytes
 
 
 class Stored(NamedTuple):
@@ -125,7 +123,7 @@ def is_narrow(codec: Codec) -> bool:
 
 def needs_registers(codec: Codec) -> bool:
     """Whether encoding a value takes so many registers that tiles should be small."""
-    return isinstance(codec, E2m1) and codec.search
+    return four_bit.searches(codec)
 
 
 def _encode_bf16(tile: Tile, narrow: bool) -> Stored:

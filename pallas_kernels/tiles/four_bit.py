@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from pallas_kernels.codecs import bits, e2m1, four_bit, int4_g16
+from pallas_kernels.codecs import Codec, bits, e2m1, four_bit, int4_g16
 from pallas_kernels.codecs.e2m1 import E2m1
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.tiles import quotients
@@ -87,7 +87,7 @@ def encode(codec: FourBit, tile: Tile, dim: int, *, short: bool) -> Packed:
     limit = codec.max_code_value * bits.E4M3_MAX
     largest = group_max(magnitude, codec.group, dim)
     amax = Grouped(*(jnp.minimum(x, limit) for x in largest))
-    if short and not _searches(codec):
+    if short and not searches(codec):
         words, scales = _encode_short(codec, tile, magnitude, amax)
         return Packed(words, scales, all_finite(largest))
     magnitude = each(lambda m: jnp.minimum(m, limit), magnitude)
@@ -96,7 +96,8 @@ def encode(codec: FourBit, tile: Tile, dim: int, *, short: bool) -> Packed:
     return Packed(join_nibbles(codes, 0, tile), scales, all_finite(largest))
 
 
-def _searches(codec: FourBit) -> bool:
+def searches(codec: Codec) -> bool:
+    """Whether each group takes the better of two scales."""
     return isinstance(codec, E2m1) and codec.search
 
 
@@ -124,7 +125,7 @@ def _encode_any(codec: FourBit, magnitude: Tile, amax: Grouped, dim: int) -> tup
         codes, scale = _codes(magnitude, amax, int4_g16.BY_SEVEN, int4_g16.CODE_CUTS)
     else:
         codes, scale = _codes(magnitude, amax, e2m1.BY_SIX, e2m1.CODE_CUTS)
-        if codec.search:
+        if searches(codec):
             codes, scale = _search(codec, magnitude, amax, codes, scale, dim)
     largest = group_max(codes, codec.group, dim)
     return codes, Grouped(*(jnp.where(c > 0, s, 0.0) for c, s in zip(largest, scale, strict=True)))

@@ -5,9 +5,9 @@ from jax import lax
 from jaxtyping import Array, Int32
 
 from pallas_kernels.codecs import Codec
+from pallas_kernels.launch import WORD
+from pallas_kernels.tiles import quotients
 from pallas_kernels.tiles.lanes import Grouped
-
-WORD = 4  # bytes
 
 
 def scale_words(codec: Codec, rows: int, dim: int) -> int:
@@ -74,6 +74,4 @@ def f16_to_float(bits: Int32[Array, "..."]) -> Array:
 
 def e4m3_scale(code: Int32[Array, "n"]) -> Array:
     """The float32 of each E4M3 bit pattern that is not negative; 0x7F is NaN."""
-    normal = lax.bitcast_convert_type((code << 20) + (120 << 23), jnp.float32)
-    tiny = code.astype(jnp.float32) * 2.0**-9
-    return jnp.where(code < 8, tiny, jnp.where(code >= 0x7F, jnp.nan, normal))
+    return jnp.where(code >= 0x7F, jnp.nan, quotients.e4m3_value(code))

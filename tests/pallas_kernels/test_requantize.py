@@ -12,7 +12,7 @@ import pytest
 from pallas_kernels.codecs import Encoded
 from pallas_kernels.page_copy.pairs import existing
 from pallas_kernels.page_layout import PageLayout, Payload
-from pallas_kernels.requantize import arg_specs, pallas, reference
+from pallas_kernels.requantize import arg_specs, pallas, reference, staged
 from pallas_kernels.requantize.api import pack, restore
 from tests.pallas_kernels.codecs import oracle
 from tests.pallas_kernels.codecs.contents import KINDS, contents
@@ -157,7 +157,7 @@ def test_records_are_decoded_and_encoded_pages_and_nothing_else_is_written(way, 
 
 @each
 def test_a_host_bank_is_written_by_way_of_a_few_records_on_the_device(implementation, monkeypatch):
-    monkeypatch.setattr(pallas, "STAGED_PAGES", 3)  # four pairs, so two turns
+    monkeypatch.setattr(staged, "STAGED_PAGES", 3)  # four pairs, so two turns
     assert_packs(NARROW, NARROW.jitted("pack", implementation), host=True)
 
 

@@ -128,7 +128,7 @@ def test_every_pair_of_formats_has_the_bytes_of_the_codecs(formats, dim):
 )
 def test_all_implementations_give_the_same_bytes(way, host, monkeypatch):
     if host:
-        staged = "pallas_kernels.requantize.triton_calls.STAGED_PAGES"
+        staged = "pallas_kernels.requantize.staged.STAGED_PAGES"
         monkeypatch.setattr(staged, 3)  # four pairs, so two turns
     put = in_host if host else jnp.asarray
     pool = pool_of(way.layouts["source"], planes_of(1, way.hot, way.dim, PAGES))
