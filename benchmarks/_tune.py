@@ -35,7 +35,7 @@ WITHIN_DEVICE: Final[Grid] = (
 TRANSCODING: Final[Grid] = (
     ("rows", (8, 16, 32, 64)),
     ("num_warps", (1, 2, 4, 8)),
-    ("programs", (132 * 4, 132 * 8, 132 * 16, 132 * 32)),
+    ("programs", tuple(132 * 2**n for n in range(3, 10))),
     ("rows", (8, 16, 32, 64)),
 )
 TRANSCODING_FROM_HOST: Final[Grid] = (
@@ -97,14 +97,18 @@ _SMALL: Final = "qwen3-next-80b nvfp4_g16"  # records of 0.44 MB
 _LARGE: Final = "qwen3.5-27b nvfp4_g16"  # 1.18 MB
 _PACKED: Final = "qwen3.5-27b bf16 -> nvfp4_g16"
 _RESTORED: Final = "qwen3.5-27b nvfp4_g16 -> bf16"
+_PACKED_BYTES: Final = "qwen3.5-27b int8_g64 -> e2m1_g64"
+_RESTORED_BYTES: Final = "qwen3.5-27b e2m1_g64 -> int8_g64"
 
 SEARCHES: Final = (
     Search(("page_copy", f"{_SMALL} to host"), _store, page_copy.TO_HOST, OVER_THE_BUS),
     Search(("page_copy", f"{_LARGE} to host"), _store, page_copy.TO_HOST, OVER_THE_BUS),
     Search(("page_copy", f"{_SMALL} from host"), _load, page_copy.FROM_HOST, OVER_THE_BUS),
     Search(("page_copy", f"{_LARGE} from host"), _load, page_copy.FROM_HOST, OVER_THE_BUS),
-    Search(("requantize_pack", _PACKED), _pack, requantize.PACK, TRANSCODING),
+    Search(("requantize_pack", _PACKED), _pack, requantize.PACK_BY_GROUP, TRANSCODING),
+    Search(("requantize_pack", _PACKED_BYTES), _pack, requantize.PACK_BY_GROUP, TRANSCODING),
     Search(("requantize_restore", _RESTORED), _restore, requantize.RESTORE, TRANSCODING),
+    Search(("requantize_restore", _RESTORED_BYTES), _restore, requantize.RESTORE, TRANSCODING),
     Search(
         ("requantize_restore", f"{_RESTORED} (host)"), _restore, requantize.RESTORE,
         TRANSCODING_FROM_HOST,

@@ -22,8 +22,8 @@ from pallas_kernels.banks import is_host
 WORD: Final = 4  # bytes of the int32 words that kernels move
 UNITS: Final = {1: jnp.uint8, 2: jnp.uint16, WORD: jnp.int32}  # by their bytes
 
-# Whether what is being traced is compiled for a GPU, so that it may hold single instructions.
-_on_gpu = contextvars.ContextVar("on_gpu", default=False)
+# Whether what is being traced is a kernel that is compiled, not interpreted.
+_compiled = contextvars.ContextVar("compiled", default=False)
 
 
 def kernel_call(
@@ -64,11 +64,11 @@ def kernel_call(
         raise NotImplementedError("a kernel that updates host memory can have no other result.")
 
     def run(*refs):
-        token = _on_gpu.set(not interpret)
+        token = _compiled.set(not interpret)
         try:
             body(*refs[:first], *refs[len(operands) :])
         finally:
-            _on_gpu.reset(token)
+            _compiled.reset(token)
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     results = pl.pallas_call(
@@ -98,35 +98,29 @@ def write(ref: Any, tile: Array, mask: Any = None) -> None:
     pltriton.store(ref, tile, mask=mask)
 
 
-def _instruction(text: str, *args: Array) -> Array:
-    """One instruction per element, of float32 arguments of one shape."""
-    like = jax.ShapeDtypeStruct(args[0].shape, jnp.float32)
-    constraints = ",".join(["=f", *["f"] * len(args)])
-    operands = ", ".join(f"${i}" for i in range(len(args) + 1))
+def is_compiled() -> bool:
+    """Whether what is being traced is a kernel for a GPU, which may hold `instruction`s."""
+    return _compiled.get()
+
+
+def instruction(text: str, dtype: Any, *args: Array | int) -> Array:
+    """One instruction per element, of registers of 32 bits.
+
+    Args:
+      text: its name in PTX.
+      dtype: of the arguments and of the result; float32 or int32.
+      *args: arrays of one shape, and constants.
+    """
+    kind = "f" if dtype == jnp.float32 else "r"
+    arrays = [x for x in args if not isinstance(x, int)]
+    numbers = iter(range(1, len(arrays) + 1))
+    operands = (str(x) if isinstance(x, int) else f"${next(numbers)}" for x in args)
     (result,) = pltriton.elementwise_inline_asm(
-        f"{text} {operands};", args=args, constraints=constraints, pack=1,
-        result_shape_dtypes=[like],
+        f"{text} $0, {', '.join(operands)};", args=arrays,
+        constraints=",".join([f"={kind}", *[kind] * len(arrays)]), pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(arrays[0].shape, dtype)],
     )  # fmt: skip
     return result
-
-
-def multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of float32 arrays of one shape, rounded once in a GPU kernel, else twice.
-
-    The lowering never joins the two by itself. For where the product is exact, so that it is the
-    same.
-    """
-    return _instruction("fma.rn.f32", a, b, c) if _on_gpu.get() else a * b + c
-
-
-def approximate_reciprocal(x: Array) -> Array:
-    """1 / x of float32, to 2**-23 of it in a GPU kernel."""
-    return _instruction("rcp.approx.ftz.f32", x) if _on_gpu.get() else 1.0 / x
-
-
-def maximum_or_nan(a: Array, b: Array) -> Array:
-    """The larger of two float32 values, or NaN if one is: a plain maximum in a kernel drops it."""
-    return _instruction("max.NaN.f32", a, b) if _on_gpu.get() else jnp.maximum(a, b)
 
 
 def as_words(x: Array, *shape: int) -> Int32[Array, "..."]:

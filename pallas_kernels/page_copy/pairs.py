@@ -19,12 +19,14 @@ class Pairs(NamedTuple):
       number: how many there are.
       sources, targets: their ids; past `number`, anything.
       places: where in the lists each stood; past `number`, past the lists' end.
+      flags: ones, in the order of the lists: for a kernel to clear by `places`.
     """
 
     number: Int32[Array, ""]
     sources: Int32[Array, "n"]
     targets: Int32[Array, "n"]
     places: Int32[Array, "n"]
+    flags: Int32[Array, "n"]
 
     def operands(self) -> list[Array]:
         """What a kernel that goes through the pairs takes first: number, sources, targets."""
@@ -52,6 +54,7 @@ def existing(
         source_ids.at[places].get(mode="fill", fill_value=0),
         target_ids.at[places].get(mode="fill", fill_value=0),
         places,
+        jnp.ones(places.shape, jnp.int32),
     )
 
 
@@ -67,7 +70,8 @@ def compacted_in_kernel(
     size = source_ids.shape[0]
     width = 1 << (size - 1).bit_length()
 
-    def body(sources_ref, targets_ref, number_ref, new_sources_ref, new_targets_ref, places_ref):
+    def body(sources_ref, targets_ref, *refs):
+        number_ref, new_sources_ref, new_targets_ref, places_ref, flags_ref = refs
         place = launch.iota((width,), 0)
         within = place < size
         read_from = jnp.minimum(place, size - 1)
@@ -82,10 +86,11 @@ def compacted_in_kernel(
         launch.write(new_sources_ref.at[rank], source)
         launch.write(new_targets_ref.at[rank], target)
         launch.write(places_ref.at[rank], jnp.where(exist, place, NOWHERE))
+        launch.write(flags_ref.at[place], jnp.ones_like(place))
 
     one, many = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((width,), jnp.int32)
     number, *lists = launch.kernel_call(
         body, [source_ids, target_ids], 0, grid=(1,), name="existing_pairs", num_warps=4,
-        new=(one, many, many, many), interpret=interpret,
+        new=(one, many, many, many, many), interpret=interpret,
     )  # fmt: skip
     return Pairs(number[0], *(x[:size] for x in lists))

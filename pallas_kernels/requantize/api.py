@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Int32, UInt8
 
 from pallas_kernels import dispatch
 from pallas_kernels.banks import num_slots
-from pallas_kernels.page_copy.pairs import Pairs, existing
+from pallas_kernels.page_copy.pairs import existing
 from pallas_kernels.page_layout import PageLayout, Payload
 from pallas_kernels.requantize import pallas, reference
 
@@ -78,14 +78,10 @@ def pack(
         return bank, jnp.ones(page_ids.shape, bool)
     num_pages = pool[0].codes.shape[0]
     pairs = existing(page_ids, num_pages, slot_ids, num_slots(bank))
-    bank, finite = dispatch.call(
+    bank, flags = dispatch.call(
         PACK, implementation, pool, bank, pairs, source=source, target=target
     )
-    return bank, _in_places(finite, pairs)
-
-
-def _in_places(finite: Bool[Array, "n"], pairs: Pairs) -> Bool[Array, "n"]:
-    return jnp.ones(finite.shape, bool).at[pairs.places].set(finite, mode="drop")
+    return bank, flags == 1
 
 
 def restore(

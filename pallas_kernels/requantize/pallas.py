@@ -6,21 +6,22 @@ few records on the device.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, UInt8
+from jaxtyping import Array, Bool, Int32, UInt8
 
-from pallas_kernels import launch, tiles
+from pallas_kernels import launch, packed, tiles
 from pallas_kernels.banks import is_host
 from pallas_kernels.codecs import Codec
 from pallas_kernels.page_copy.pairs import Pairs
 from pallas_kernels.page_layout import PageLayout, Payload, unflatten
 from pallas_kernels.requantize.staged import pack_to_host
-from pallas_kernels.tiles.lanes import Tile
+from pallas_kernels.tiles.lanes import Grouped, Tile
 
 
 class Tuning(NamedTuple):
@@ -38,6 +39,7 @@ class Tuning(NamedTuple):
 
 
 PACK: Final = Tuning(132 * 128, 32, 4)
+PACK_BY_GROUP: Final = Tuning(132 * 128, 8, 4)  # where threads take whole groups
 RESTORE: Final = Tuning(132 * 64, 64, 4)
 RESTORE_FROM_HOST: Final = Tuning(132, 32, 4)
 
@@ -107,22 +109,51 @@ def _pool_words(pool: Payload, layout: PageLayout) -> list[Array]:
     return leaves
 
 
-def _each_tile(geometry: _Geometry, rows: int, number, planes_ref, work) -> None:
-    """Calls work(pair of ids, format pair, position in pool, position in record, first row)."""
+class _Work(NamedTuple):
+    """A piece of work.
+
+    Attributes:
+      pair: its number.
+      source, target: page and slot, or slot and page.
+      formats: of the plane, in the pool and in the record.
+      in_pool, in_record: position of the plane in either format.
+      row: the first of the tile.
+    """
+
+    pair: Array
+    source: Array
+    target: Array
+    formats: tuple[_Leaf, _Leaf]
+    in_pool: Array
+    in_record: Array
+    row: Array
+
+
+def _each_tile(
+    geometry: _Geometry, rows: int, tables: tuple[Any, ...], work: Callable[[_Work], None]
+) -> None:
+    """Spreads all there is to do over the programs; `tables` are references of `_tables`."""
+    number_ref, sources_ref, targets_ref, planes_ref = tables
     per_plane = geometry.rows // rows
     per_page = len(geometry.planes) * per_plane
+    in_order = np.arange(len(geometry.planes))[:, None] * [0, 1, 1]
 
     def piece(w):
         pair, rest = w // per_page, w % per_page
         plane, row = rest // per_plane, (rest % per_plane) * rows
+        # Before any branch, so that nothing waits for one load after the other.
+        source, target = sources_ref[pair], targets_ref[pair]
+        if np.array_equal(geometry.planes, in_order):
+            work(_Work(pair, source, target, geometry.pairs[0], plane, plane, row))
+            return
         which, in_pool, in_record = (planes_ref[plane, jnp.int32(i)] for i in range(3))
         for number, formats in enumerate(geometry.pairs):
 
             @launch.when(which == number)
             def _(formats=formats):
-                work(pair, formats, in_pool, in_record, row)
+                work(_Work(pair, source, target, formats, in_pool, in_record, row))
 
-    launch.strided_loop(number * per_page, piece)
+    launch.strided_loop(number_ref[0] * per_page, piece)
 
 
 class _PoolTile(NamedTuple):
@@ -144,10 +175,13 @@ class _PoolTile(NamedTuple):
         first = self.row // rows * words
         return self.refs[self.leaf.scales].at[self.page, self.plane, launch.dslice(first, words)]
 
-    def read(self, geometry: _Geometry, rows: int):
-        parts, words = _parts(self.leaf.codec, geometry.dim)
+    def read(self, rows: int, dim: int) -> Tile:
+        parts, words = _parts(self.leaf.codec, dim)
         codes = tuple(launch.read(self.part(i, rows, words)) for i in range(parts))
-        return _decoded(self, codes, rows, geometry.dim)
+        return _decoded(self, codes, rows, dim)
+
+    def words(self, row: Array, column: Array, width: int):
+        return self.refs[self.leaf.codes].at[self.page, self.plane, self.row + row, column]
 
     def write(self, stored: tiles.Stored, rows: int) -> None:
         for number, codes in enumerate(stored.codes):
@@ -174,15 +208,19 @@ class _RecordTile(NamedTuple):
         tile = (self.plane * self.plane_rows + self.row) // rows
         return self.ref.at[self.slot, launch.dslice(self.leaf.scales + tile * words, words)]
 
-    def read(self, geometry: _Geometry, rows: int):
-        parts, words = _parts(self.leaf.codec, geometry.dim)
+    def words(self, row: Array, column: Array, width: int):
+        first = self.leaf.codes + (self.plane * self.plane_rows + self.row) * width
+        return self.ref.at[self.slot, first + row * width + column]
+
+    def read(self, rows: int, dim: int) -> Tile:
+        parts, words = _parts(self.leaf.codec, dim)
         flat = launch.read(self.codes(rows, parts * words))
         if parts == 1:
             codes = (flat.reshape(rows, words),)
         else:
             halves = jnp.transpose(flat.reshape(rows, 2, words), (0, 2, 1))
             codes = tuple(lax.unstack(halves, axis=2))
-        return _decoded(self, codes, rows, geometry.dim)
+        return _decoded(self, codes, rows, dim)
 
     def write(self, stored: tiles.Stored, rows: int) -> None:
         codes = stored.codes[0]
@@ -194,12 +232,57 @@ class _RecordTile(NamedTuple):
             launch.write(self.scales(rows, stored.scales.shape[0]), stored.scales)
 
 
+def _transcode(
+    source: _PoolTile | _RecordTile, target: _PoolTile | _RecordTile, rows: int, dim: int
+) -> Bool[Array, ""]:
+    """Reads, transcodes and writes some rows; returns whether every value was finite."""
+    before, after = source.leaf.codec, target.leaf.codec
+    by_group = packed.transcoder(before, after, dim)
+    if by_group is None:
+        stored = tiles.encode(
+            after, source.read(rows, dim), dim, short=True, narrow=tiles.is_narrow(before)
+        )
+        target.write(stored, rows)
+        return stored.finite
+    read, written = (_pieces(place, rows, by_group, dim) for place in (source, target))
+    parts = tuple(tuple(launch.read(piece) for piece in part) for part in read)
+    stored = by_group.run(parts, _scales(source, rows, dim))
+    for part, pieces in zip(written, stored.parts, strict=True):
+        for place, piece in zip(part, pieces, strict=True):
+            launch.write(place, piece)
+    if stored.scales is not None:
+        words = tiles.pack_scales(after, stored.scales, dim)
+        launch.write(target.scales(rows, words.shape[0]), words)
+    return stored.finite
+
+
+def _pieces(
+    place: _PoolTile | _RecordTile, rows: int, by_group: packed.Transcoder, dim: int
+) -> list[list[Any]]:
+    """Per part where the pieces of all groups are."""
+    parts, words = _parts(place.leaf.codec, dim)
+    shape = (rows, by_group.groups, by_group.piece)
+    row, group, word = (launch.iota(shape, axis) for axis in range(3))
+    size = words // by_group.groups
+    return [
+        [
+            place.words(row, part * words + group * size + first + word, parts * words)
+            for first in range(0, size, by_group.piece)
+        ]
+        for part in range(parts)
+    ]
+
+
+def _scales(place: _PoolTile | _RecordTile, rows: int, dim: int) -> Grouped | None:
+    size = tiles.scale_words(place.leaf.codec, rows, dim)
+    if not size:
+        return None
+    return tiles.unpack_scales(place.leaf.codec, launch.read(place.scales(rows, size)), rows, dim)
+
+
 def _decoded(place: _PoolTile | _RecordTile, codes: tuple, rows: int, dim: int) -> Tile:
     """The values of a tile of which the codes were read."""
-    codec, scale = place.leaf.codec, None
-    if size := tiles.scale_words(codec, rows, dim):
-        scale = launch.read(place.scales(rows, size))
-    return tiles.decode(codec, codes, scale, rows, dim)
+    return tiles.decode(place.leaf.codec, codes, _scales(place, rows, dim), dim)
 
 
 def _parts(codec: Codec, dim: int) -> tuple[int, int]:
@@ -211,10 +294,13 @@ def _parts(codec: Codec, dim: int) -> tuple[int, int]:
 def pack(
     pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
     target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
-) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
-    tuning = _fitting(tuning or PACK, source, target)
+) -> tuple[UInt8[Array, "slots bytes"], Int32[Array, "n"]]:  # fmt: skip
+    geometry = _geometry(source, target)
+    formats = [(of_pool.codec, of_record.codec) for of_pool, of_record in geometry.pairs]
+    by_group = all(packed.transcoder(*pair, source.head_dim) for pair in formats)
+    tuning = _fitting(tuning or (PACK_BY_GROUP if by_group else PACK), formats, source)
     pack_some = functools.partial(
-        _pack, pool, source=source, target=target, tuning=tuning, interpret=interpret
+        _pack, pool, source=source, geometry=geometry, tuning=tuning, interpret=interpret
     )
     if not is_host(bank):
         return pack_some(bank, pairs)
@@ -223,39 +309,38 @@ def pack(
 
 def _pack(
     pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
-    target: PageLayout, tuning: Tuning, interpret: bool,
-) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
-    geometry, rows = _geometry(source, target), tuning.rows
+    geometry: _Geometry, tuning: Tuning, interpret: bool,
+) -> tuple[UInt8[Array, "slots bytes"], Int32[Array, "n"]]:  # fmt: skip
+    rows = tuning.rows
 
-    def body(number_ref, sources_ref, targets_ref, planes_ref, *refs):
-        *leaf_refs, bank_ref, finite_ref = refs
+    def body(*refs):
+        *tables, places_ref = refs[:5]
+        *leaf_refs, bank_ref, flags_ref = refs[5:]
 
-        def work(pair, formats, in_pool, in_record, row):
-            of_pool, of_record = formats
-            page, slot = sources_ref[pair], targets_ref[pair]
-            tile = _PoolTile(tuple(leaf_refs), of_pool, page, in_pool, row).read(geometry, rows)
-            stored = _encode(of_pool.codec, of_record.codec, tile, geometry.dim)
-            _RecordTile(bank_ref, of_record, slot, in_record, row, geometry.rows).write(
-                stored, rows
-            )
+        def work(w: _Work) -> None:
+            in_pool, in_record = w.formats
+            page = _PoolTile(tuple(leaf_refs), in_pool, w.source, w.in_pool, w.row)
+            slot = _RecordTile(bank_ref, in_record, w.target, w.in_record, w.row, geometry.rows)
+            finite = _transcode(page, slot, rows, geometry.dim)
 
-            @launch.when(~stored.finite)
+            @launch.when(~finite)
             def _():
-                launch.write(finite_ref.at[pair], jnp.int32(0))
+                launch.write(flags_ref.at[places_ref[w.pair]], jnp.int32(0))
 
-        _each_tile(geometry, rows, number_ref[0], planes_ref, work)
+        _each_tile(geometry, rows, tuple(tables), work)
 
     operands = [
         *_tables(pairs, geometry),
+        pairs.places,
         *_pool_words(pool, source),
         launch.records_as_words(bank),
     ]
-    words, finite = launch.kernel_call(
-        body, [*operands, jnp.ones(pairs.sources.shape, jnp.int32)], 2,
+    words, flags = launch.kernel_call(
+        body, [*operands, pairs.flags], 2,
         grid=_grid(tuning, pairs, geometry), name="requantize_pack", num_warps=tuning.num_warps,
         interpret=interpret,
     )  # fmt: skip
-    return launch.of_units(words, bank), finite == 1
+    return launch.of_units(words, bank), flags
 
 
 def restore(
@@ -263,19 +348,21 @@ def restore(
     target: PageLayout, tuning: Tuning | None = None, interpret: bool = False,
 ) -> Payload:  # fmt: skip
     tuning = tuning or (RESTORE_FROM_HOST if is_host(bank) else RESTORE)
-    tuning = _fitting(tuning, source, target)
-    geometry, rows = _geometry(source, target), tuning.rows
+    geometry = _geometry(source, target)
+    formats = [(of_record.codec, of_pool.codec) for of_pool, of_record in geometry.pairs]
+    tuning = _fitting(tuning, formats, source)
+    rows = tuning.rows
 
-    def body(number_ref, sources_ref, targets_ref, planes_ref, bank_ref, *leaf_refs):
-        def work(pair, formats, in_pool, in_record, row):
-            of_pool, of_record = formats
-            slot, page = sources_ref[pair], targets_ref[pair]
-            record = _RecordTile(bank_ref, of_record, slot, in_record, row, geometry.rows)
-            tile = record.read(geometry, rows)
-            stored = _encode(of_record.codec, of_pool.codec, tile, geometry.dim)
-            _PoolTile(leaf_refs, of_pool, page, in_pool, row).write(stored, rows)
+    def body(*refs):
+        tables, (bank_ref, *leaf_refs) = refs[:4], refs[4:]
 
-        _each_tile(geometry, rows, number_ref[0], planes_ref, work)
+        def work(w: _Work) -> None:
+            in_pool, in_record = w.formats
+            slot = _RecordTile(bank_ref, in_record, w.source, w.in_record, w.row, geometry.rows)
+            page = _PoolTile(tuple(leaf_refs), in_pool, w.target, w.in_pool, w.row)
+            _transcode(slot, page, rows, geometry.dim)
+
+        _each_tile(geometry, rows, tables, work)
 
     leaves = _pool_words(pool, source)
     leaves = launch.kernel_call(
@@ -289,14 +376,15 @@ def restore(
     )
 
 
-def _encode(source: Codec, target: Codec, tile: Tile, dim: int) -> tiles.Stored:
-    return tiles.encode(target, tile, dim, short=True, narrow=tiles.is_narrow(source))
-
-
-def _fitting(tuning: Tuning, source: PageLayout, target: PageLayout) -> Tuning:
-    """The tuning, with tiles no larger than a plane; smaller where a search fills registers."""
-    searches = any(tiles.needs_registers(group.codec) for group in target.groups)
-    return tuning._replace(rows=min(tuning.rows, source.page_size, 8 if searches else 64))
+def _fitting(tuning: Tuning, formats: list[tuple[Codec, Codec]], pool: PageLayout) -> Tuning:
+    """The tuning, with tiles no larger than a page of one head, and smaller where a search fills
+    registers; where threads take whole groups, with no more of them than that needs."""
+    searches = any(tiles.needs_registers(target) for _, target in formats)
+    rows = min(tuning.rows, pool.page_size, 8 if searches else 64)
+    by_group = [packed.transcoder(*pair, pool.head_dim) for pair in formats]
+    threads = [rows * x.groups * x.piece // packed.IN_THREAD for x in by_group if x]
+    most = max(threads, default=32 * tuning.num_warps)
+    return tuning._replace(rows=rows, num_warps=min(tuning.num_warps, max(1, most // 32)))
 
 
 def _grid(tuning: Tuning, pairs: Pairs, geometry: _Geometry) -> tuple[int]:

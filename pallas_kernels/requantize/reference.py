@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, UInt8
+from jaxtyping import Array, Int32, UInt8
 
 from pallas_kernels.banks import read_record, write_record
 from pallas_kernels.page_copy.pairs import Pairs
@@ -20,14 +20,14 @@ from pallas_kernels.page_layout import (
 def pack(
     pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
     target: PageLayout,
-) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
+) -> tuple[UInt8[Array, "slots bytes"], Int32[Array, "n"]]:  # fmt: skip
     def body(i, carry):
-        bank, finite = carry
+        bank, flags = carry
         page, ok = transcode_page(read_page(pool, pairs.sources[i]), source, target)
         bank = write_record(bank, pairs.targets[i], page_to_record(page))
-        return bank, finite.at[i].set(ok)
+        return bank, flags.at[pairs.places[i]].set(ok.astype(jnp.int32))
 
-    return lax.fori_loop(0, pairs.number, body, (bank, jnp.ones(pairs.sources.shape, bool)))
+    return lax.fori_loop(0, pairs.number, body, (bank, pairs.flags))
 
 
 def restore(

@@ -307,7 +307,7 @@ def _in_record(bank, slot, row, FORMAT: tl.constexpr, CUT: tl.constexpr):
 @jit
 @no_type_check
 def requantize_pack(
-    number, sources, targets, planes, codes, scales, bank, finite, new_bank, new_finite,
+    number, sources, targets, planes, places, codes, scales, bank, flags, new_bank, new_flags,
     POOL: tl.constexpr, RECORD: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(number) * (CUT.planes * CUT.plane_rows // CUT.rows)
@@ -318,7 +318,7 @@ def requantize_pack(
         x = _read(old_codes, old_scales, POOL, CUT.rows)
         new_codes, new_scales = _in_record(new_bank, slot, in_record, RECORD, CUT)
         is_finite = _write(new_codes, new_scales, x, RECORD, CUT.rows)
-        tl.store(new_finite + pair, 0, mask=is_finite == 0)
+        tl.store(new_flags + tl.load(places + pair), 0, mask=is_finite == 0)
 
 
 @jit

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, UInt8
+from jaxtyping import Array, Int32, UInt8
 
 from pallas_kernels.banks import is_host
 from pallas_kernels.codecs import Codec, Encoded, bits, e2m1, fp8_e4m3, int8_g64
@@ -164,17 +164,17 @@ def _check_alignment(record: PageLayout) -> None:
 def pack(
     pool: Payload, bank: UInt8[Array, "slots bytes"], pairs: Pairs, *, source: PageLayout,
     target: PageLayout,
-) -> tuple[UInt8[Array, "slots bytes"], Bool[Array, "n"]]:  # fmt: skip
+) -> tuple[UInt8[Array, "slots bytes"], Int32[Array, "n"]]:  # fmt: skip
     if is_host(bank):
         pack_some = functools.partial(pack, pool, source=source, target=target)
         return pack_to_host(pack_some, bank, pairs)
-    finite = jnp.ones(pairs.sources.shape, jnp.int32)
+    flags = pairs.flags
     for launch in _launches(source, target):
         leaves = _leaves(pool[launch.group])
-        bank, finite = _call(
-            kernels.requantize_pack, launch, pairs, [*leaves, bank, finite], PROGRAMS
+        bank, flags = _call(
+            kernels.requantize_pack, launch, pairs, [pairs.places, *leaves, bank, flags], PROGRAMS
         )
-    return bank, finite == 1
+    return bank, flags
 
 
 def restore(

@@ -15,7 +15,9 @@ from pallas_kernels.tiles.codes import (
     words_per_row,
 )
 from pallas_kernels.tiles.floats import decode_floats, made_finite
+from pallas_kernels.tiles.scales import pack as pack_scales
 from pallas_kernels.tiles.scales import scale_unit, scale_words
+from pallas_kernels.tiles.scales import unpack as unpack_scales
 
 __all__ = [
     "Stored",
@@ -26,7 +28,9 @@ __all__ = [
     "needs_registers",
     "made_finite",
     "num_parts",
+    "pack_scales",
     "scale_unit",
     "scale_words",
+    "unpack_scales",
     "words_per_row",
 ]

@@ -53,23 +53,19 @@ def num_parts(codec: Codec) -> int:
     return 1 if isinstance(codec, FourBit) else 2
 
 
-def decode(
-    codec: Codec, codes: Words, scale: Int32[Array, "flat"] | None, rows: int, dim: int
-) -> Tile:
+def decode(codec: Codec, codes: Words, by_group: Grouped | None, dim: int) -> Tile:
     """The values of a tile, in float32.
 
     Args:
       codec: that it is stored in.
       codes: `num_parts` of them, each [row, words].
-      scale: words of all rows, flat; None where the codec has none.
-      rows: of the tile.
+      by_group: scales, from `scales.unpack`; None where the codec has none.
       dim: channels.
     """
     if isinstance(codec, Bf16):
         low, high = map(bf16_lanes, codes)
         return Tile(low, high)
-    assert scale is not None
-    by_group = scales.unpack(codec, scale, rows, dim)
+    assert by_group is not None
     if isinstance(codec, FourBit):
         nibbles = four_bit.split_nibbles(codes[0])
         return each_grouped(lambda s, w: four_bit.value(codec, w) * s, (by_group,), nibbles)
@@ -160,12 +156,7 @@ def _encode_int8(tile: Tile, dim: int, short: bool) -> tuple[Tile, Grouped]:
         divisors = (jnp.where(s > 0, s, 1.0) for s in scale)  # a group of scale 0 rounds to 0
         split = zip(*map(quotients.split_reciprocal, divisors), strict=True)
         codes = each_grouped(short_code, tuple(Grouped(*parts) for parts in split), tile)
-    return codes, Grouped(*map(_f16_bits, scale))
-
-
-def _f16_bits(x: Array) -> Int32[Array, "..."]:
-    half = lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint16)
-    return half.astype(jnp.int32)
+    return codes, Grouped(*map(scales.f16_bits, scale))
 
 
 def _encode_fp8(tile: Tile, dim: int) -> tuple[Tile, Grouped]:

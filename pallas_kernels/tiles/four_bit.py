@@ -105,7 +105,7 @@ def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, amax: Grouped):
     """(words, scales) of a tile of short values."""
     if isinstance(codec, E2m1):
         scales = Grouped(*map(quotients.e4m3_of_sixth, amax))
-        code_of, zero_up_to = quotients.e2m1_code, 2.0**-11
+        code_of, zero_up_to = quotients.e2m1_code, quotients.ZERO_UP_TO
     else:
         scale = (four_bit.group_scale(x, int4_g16.BY_SEVEN) for x in amax)
         scales = Grouped(*map(bits.round_to_e4m3, scale))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from pallas_kernels import launch
+from pallas_kernels import instructions
 from pallas_kernels.codecs import bits
 
 Lanes = tuple[Array, Array, Array, Array]  # each [row, dim/8]
@@ -105,7 +105,7 @@ def group_max(tile: Tile, group: int, dim: int) -> Grouped:
     """The largest value of each group, or NaN if one is; of magnitudes, or of int32."""
     if tile.low[0].dtype != jnp.float32:
         return reduce_groups(jnp.maximum, jnp.max, tile, group, dim)
-    return reduce_groups(launch.maximum_or_nan, _max_or_nan, tile, group, dim)
+    return reduce_groups(instructions.maximum_or_nan, _max_or_nan, tile, group, dim)
 
 
 def _max_or_nan(x: Float32[Array, "row group column"], axis: int) -> Float32[Array, "row group"]:

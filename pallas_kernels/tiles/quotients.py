@@ -11,13 +11,14 @@ from typing import Final
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from pallas_kernels import launch
+from pallas_kernels import instructions
 from pallas_kernels.codecs import bits
 
 # Added to a number from 0 on, it rounds it to an integer, ties to even, which then is in the low
 # bits of the sum.
 TO_INTEGER: Final = 2.0**23
 BASE: Final = 0x4B000000  # the bits of 2**23
+ZERO_UP_TO: Final = 2.0**-11  # the largest amax of which `e4m3_of_sixth` makes all codes 0
 _SIGNED: Final = 1.5 * 2.0**23
 
 Split = tuple[Float32[Array, "..."], Float32[Array, "..."]]
@@ -28,7 +29,7 @@ def split_reciprocal(scale: Float32[Array, "..."]) -> Split:
 
     `scale` is positive and has at most 18 significant bits.
     """
-    inverse = launch.approximate_reciprocal(scale)
+    inverse = instructions.approximate_reciprocal(scale)
     high = bits.bits_float(bits.float_bits(inverse) & -(1 << 18))
     return high, (1.0 - scale * high) * inverse  # the difference is exact
 
@@ -37,7 +38,7 @@ def quotient(
     high: Float32[Array, "..."], low: Float32[Array, "..."], x: Float32[Array, "..."]
 ) -> Float32[Array, "..."]:
     """x / scale for an x of at most 18 significant bits; the product with `high` is exact."""
-    return launch.multiply_add(x, high, x * low)
+    return instructions.multiply_add(x, high, x * low)
 
 
 def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
@@ -47,7 +48,9 @@ def e2m1_code(q: Float32[Array, "..."]) -> Int32[Array, "..."]:
     """
 
     def rounded(steps: float, first: float):
-        return launch.multiply_add(q, jnp.full_like(q, steps), jnp.full_like(q, TO_INTEGER + first))
+        return instructions.multiply_add(
+            q, jnp.full_like(q, steps), jnp.full_like(q, TO_INTEGER + first)
+        )
 
     least = jnp.minimum(jnp.minimum(rounded(2.0, 0.0), q + (TO_INTEGER + 2.0)), rounded(0.5, 4.0))
     return bits.float_bits(jnp.minimum(least, TO_INTEGER + 7.0))

@@ -72,6 +72,12 @@ def f16_to_float(bits: Int32[Array, "..."]) -> Array:
     return half.astype(jnp.float32)
 
 
+def f16_bits(x: Array) -> Int32[Array, "..."]:
+    """The bit pattern of each float32 that is a float16."""
+    half = lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint16)
+    return half.astype(jnp.int32)
+
+
 def e4m3_scale(code: Int32[Array, "n"]) -> Array:
     """The float32 of each E4M3 bit pattern that is not negative; 0x7F is NaN."""
     return jnp.where(code >= 0x7F, jnp.nan, quotients.e4m3_value(code))

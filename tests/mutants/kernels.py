@@ -5,6 +5,7 @@ from tests.mutants.base import ATTEND, CODECS, KERNELS, TIERCACHE, Mutant
 COPIES = KERNELS + "page_copy.py::test_"
 PAIRS = KERNELS + "pairs.py::test_"
 REQUANTIZE = KERNELS + "requantize.py::test_"
+PACKED = KERNELS + "packed.py::test_"
 TILES = KERNELS + "tiles.py::test_"
 BANKS = TIERCACHE + "banks.py::test_"
 
@@ -183,8 +184,8 @@ MUTANTS = (
     Mutant(
         "a page is finite if its last tile is",
         "pallas_kernels/requantize/pallas.py",
-        "launch.write(finite_ref.at[pair], jnp.int32(0))",
-        "launch.write(finite_ref.at[pair], jnp.int32(1))",
+        "launch.write(flags_ref.at[places_ref[w.pair]], jnp.int32(0))",
+        "launch.write(flags_ref.at[places_ref[w.pair]], jnp.int32(1))",
         REQUANTIZE + "one_value_that_is_not_finite_is_told_of_its_page_alone",
         "A page with a NaN in one layer may not be published.",
     ),
@@ -199,7 +200,7 @@ MUTANTS = (
     Mutant(
         "the low part of a reciprocal is left out",
         "pallas_kernels/tiles/quotients.py",
-        "return launch.multiply_add(x, high, x * low)",
+        "return instructions.multiply_add(x, high, x * low)",
         "return x * high",
         TILES + "four_bit_codes_and_scales_of_every_bfloat16",
         "Six bits of it are not enough.",
@@ -211,5 +212,53 @@ MUTANTS = (
         "return magnitudes | (sign & _SIGNS)",
         TILES + "every_codec_is_decoded_and_encoded_in_every_codec",
         "There is no -0.",
+    ),
+    Mutant(
+        "the low part of a reciprocal of bfloat16 is left out",
+        "pallas_kernels/packed/from_bf16.py",
+        "q = bf16_pair_multiply_add(x, high, bf16_pair_multiply(x, low))",
+        "q = bf16_pair_multiply(x, high)",
+        PACKED + "every_bfloat16_as_the_largest_and_under_every_scale",
+        "Eight bits of it miss the cuts.",
+    ),
+    Mutant(
+        "pairs of bfloat16 may have the code 8",
+        "pallas_kernels/packed/from_bf16.py",
+        "min_pair(twos, both(135.0))",
+        "twos",
+        PACKED + "every_bfloat16_as_the_largest_and_under_every_scale",
+        "Seven units of 2**-9 have the scale 1, and are a tie between 7 and 8.",
+    ),
+    Mutant(
+        "a cut of an int8 group counts as past where it is not",
+        "pallas_kernels/packed/from_int8.py",
+        "nudge = -_NUDGE if cut.at_too else _NUDGE",
+        "nudge = -_NUDGE",
+        PACKED + "int8_on_every_cut",
+        "Ties go to the even code.",
+    ),
+    Mutant(
+        "a group of zeros may have any scale",
+        "pallas_kernels/packed/from_int8.py",
+        "ratio = jnp.maximum(ratio, _LEAST)",
+        "ratio = ratio + 0.0",
+        PACKED + "int8_under_every_float16_scale",
+        "Under a large one every cut is below 1, and zero would reach it.",
+    ),
+    Mutant(
+        "a zero has a sign that its neighbour gets",
+        "pallas_kernels/packed/to_int8.py",
+        "low, high = (jnp.where(n > 0, 0x07070707, 0) for n in new)  # zeros have no sign",
+        "low, high = (jnp.full(n.shape, 0x07070707) for n in new)",
+        PACKED + "e2m1_of_every_scale_and_every_largest_code",
+        "Negating a byte of zero carries into the next.",
+    ),
+    Mutant(
+        "the largest code of a group is that of both halves",
+        "pallas_kernels/packed/to_int8.py",
+        "for shift in (0, 8)]",
+        "for shift in (0, 0)]",
+        PACKED + "rows_of_every_kind",
+        "Each half has groups of its own.",
     ),
 )

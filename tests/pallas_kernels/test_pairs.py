@@ -28,6 +28,7 @@ def test_pairs_that_exist_come_first_and_in_order(sources, targets):
     columns = (pairs.sources, pairs.targets, pairs.places)
     assert list(zip(*(np.asarray(x)[:number].tolist() for x in columns), strict=True)) == want
     assert (np.asarray(pairs.places)[number:] >= MOST).all()  # a scatter by places drops the rest
+    np.testing.assert_array_equal(pairs.flags, np.ones(MOST))
 
 
 def test_no_pairs():

@@ -59,7 +59,9 @@ def assert_stored(codec, stored: tiles.Stored, rows: np.ndarray, name: str) -> N
 
 @functools.partial(jax.jit, static_argnames=("name", "dim"))
 def decode(codes, scales, *, name: str, dim: int) -> Tile:
-    return tiles.decode(get_codec(name), codes, scales, ROWS, dim)
+    codec = get_codec(name)
+    by_group = None if scales is None else tiles.unpack_scales(codec, scales, ROWS, dim)
+    return tiles.decode(codec, codes, by_group, dim)
 
 
 @functools.partial(jax.jit, static_argnames=("name", "dim"))
@@ -182,17 +184,22 @@ def beside(x: np.ndarray, steps: int) -> np.ndarray:
 FOUR_BIT = {"nvfp4_g16": 6, "nvfp4_g16+search": 4, "int4_g16": 7}  # largest code, or 4 of amax/4
 
 
-@pytest.mark.parametrize("name", FOUR_BIT)
-def test_four_bit_codes_and_scales_of_every_bfloat16(name):
+def every_bfloat16_in_groups(divisor: int, group: int) -> np.ndarray:
     """Every bfloat16 as the largest of a group; under every scale, every one that is no zero."""
     pattern = np.arange(16, 0x7F80)
     below = (pattern[:, None] - np.arange(16)).astype(np.uint16).view(ml_dtypes.bfloat16)
+    below = np.tile(below.astype(np.float32), group // 16)
     pattern = np.arange(0x3E00, 0x3E00 + 6 * 128).astype(np.uint16)  # from 1/8 on
     under = E4M3_VALUES[:, None] * pattern.view(ml_dtypes.bfloat16).astype(np.float32)
     under = under.astype(ml_dtypes.bfloat16).astype(np.float32)
-    largest = FOUR_BIT[name] * E4M3_VALUES
-    groups = in_groups(largest, np.minimum(under, largest[:, None]), 16)
-    assert_stored_groups(name, np.concatenate([below.astype(np.float32), groups]))
+    largest = divisor * E4M3_VALUES
+    groups = in_groups(largest, np.minimum(under, largest[:, None]), group)
+    return np.concatenate([below, groups])
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_four_bit_codes_and_scales_of_every_bfloat16(name):
+    assert_stored_groups(name, every_bfloat16_in_groups(FOUR_BIT[name], 16))
 
 
 @pytest.mark.parametrize("name", FOUR_BIT)
