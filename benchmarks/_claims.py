@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax.experimental.compute_on import compute_on
 
 from benchmarks import _arrays, _cases, _floors, _measure, _report, _timing, _torch
 from pallas_kernels import cases, page_copy
-from pallas_kernels.banks import num_slots
+from pallas_kernels.banks import default_device, num_slots
 from pallas_kernels.cases import Case
 from pallas_kernels.page_copy import pallas, reference
 from pallas_kernels.page_copy.pairs import existing
@@ -30,10 +30,30 @@ DEVICE: Final = jax.memory.Space.Device
 RECORDS: Final = "qwen3.5-27b nvfp4_g16"
 PLANE: Final = 9216  # bytes: 64 tokens of 256 channels in 4 bits, and their scales
 NUM_PLANES: Final = 4096
+# What is independent becomes branches of one CUDA graph, also where there is little of it.
+CONCURRENT: Final = {
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+
+
+class Way(NamedTuple):
+    """How one jitted call is asked to do two things at once.
+
+    Attributes:
+      streams: of stores and of loads; None is the main one.
+      options: of the compiler.
+    """
+
+    streams: tuple[int | None, int | None] = (None, None)
+    options: dict[str, Any] | None = None
+
+
 ONE_PROGRAM: Final = {
-    "one jit": (None, None),
-    "one jit, stores on a stream": (1, None),
-    "one jit, each on a stream": (1, 2),
+    "one jit": Way(),
+    "one jit, stores on a stream": Way((1, None)),
+    "one jit, each on a stream": Way((1, 2)),
+    "one jit, a concurrent graph": Way(options=CONCURRENT),
 }
 
 
@@ -86,9 +106,9 @@ def both_directions(run: Any, floors: _floors.Floors) -> None:
     row = _measure.row_of(both[0], "", floor) | {"op": "both_directions", "spec": RECORDS}
     row |= {"bus_bytes": 2 * row["bus_bytes"], "bytes": sum(case.moved_bytes for case in both)}
     found: dict[str, dict[str, Any]] = {}
-    for way, streams in ONE_PROGRAM.items():
+    for way, asked in ONE_PROGRAM.items():
         try:
-            program = _one_program(both, name, streams)
+            program = _one_program(both, name, asked)
             fresh = [_cases.updated_args(case)[0] for case in both]
             out = program(*fresh, *(chain.rest for chain in chains))
             wrong = _arrays.num_differing(out, right)
@@ -129,8 +149,8 @@ def _device_puts(case: Case) -> Callable[[], Any]:
     return lambda: (jax.device_put(here, host), jax.device_put(there, device))
 
 
-def _one_program(both: list[Case], name: str, streams: tuple[int | None, int | None]) -> Any:
-    """One jitted call that does both, each on the main stream or on the one of that number."""
+def _one_program(both: list[Case], name: str, way: Way) -> Any:
+    """One jitted call that does both."""
     kernels = reference if name == "reference" else pallas
 
     def on(stream, call, space):
@@ -145,8 +165,8 @@ def _one_program(both: list[Case], name: str, streams: tuple[int | None, int | N
         there = existing(item_ids, source[0].shape[0], slot_ids, num_slots(bank))
         full, item_ids, slot_ids = (load_rest[i] for i in (1, 2, 3))
         back = existing(slot_ids, num_slots(full), item_ids, pool[0].shape[0])
-        bank = on(streams[0], kernels.store_records, HOST)(source, bank, there)
-        return bank, on(streams[1], kernels.load_records, DEVICE)(pool, full, back)
+        bank = on(way.streams[0], kernels.store_records, HOST)(source, bank, there)
+        return bank, on(way.streams[1], kernels.load_records, DEVICE)(pool, full, back)
 
     args = [_cases.abstract_args(case) for case in both]
     rests = [
@@ -155,7 +175,12 @@ def _one_program(both: list[Case], name: str, streams: tuple[int | None, int | N
     ]
     shardings = (_arrays.memory(host=True), _arrays.memory(host=False))
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=shardings)
-    return jitted.lower(args[0][1], args[1][0], *rests).compile()
+    return jitted.lower(args[0][1], args[1][0], *rests).compile(compiler_options=options_of(way))
+
+
+def options_of(way: Way) -> dict[str, Any] | None:
+    """Those of the compiler for GPUs; another has none of them."""
+    return way.options if default_device().platform == "gpu" else None
 
 
 def _joined(program: Any, chains: list[_timing.Chain]) -> Callable[[], Any]:

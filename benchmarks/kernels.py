@@ -16,10 +16,10 @@ takes no longer than that. Ops that move little take as long as it takes to laun
 
 Peers at some of the cases: one `device_put` per record, a plain restore in torch, and FlashInfer's
 kernel that decodes NVFP4 KV, given `--flashinfer` or its package. Then what concerns several ops:
-both directions of the bus at once, and a long prefix restored beside matrix products; see
-`benchmarks/_claims.py`. In processes of their own, on demand: `--banks`, whether large host banks
-stay where they are and cost no device memory; `--dispatch`, what a step of a whole cache costs the
-host, with and without command buffers.
+both directions of the bus at once, a long prefix restored beside matrix products, and the mirror
+within a prefill chunk; see `benchmarks/_claims.py` and `benchmarks/_prefill.py`. In processes of
+their own, on demand: `--banks`, whether large host banks stay where they are and cost no device
+memory; `--dispatch`, what a step of a whole cache costs the host, with and without command buffers.
 
 `--tune` times candidates for the kernels' `Tuning` instead, and the table has the best of each.
 `--tiny` is for a machine without a GPU: small arrays, and only what can run there.
@@ -48,6 +48,7 @@ from benchmarks import (
     _floors,
     _measure,
     _peers,
+    _prefill,
     _processes,
     _report,
     _table,
@@ -109,7 +110,7 @@ def measure_cases(run: Run, floors: _floors.Floors) -> None:
 
 def measure_claims(run: Run, floors: _floors.Floors) -> None:
     """Measures what concerns several ops together."""
-    for claim in (_claims.both_directions, _claims.prefix_restore):
+    for claim in (_claims.both_directions, _claims.prefix_restore, _prefill.prefill_chunk):
         if run.wants(claim.__name__, ""):
             run.guarded(claim.__name__, "", lambda c=claim: c(run, floors))
 
