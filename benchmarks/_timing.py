@@ -19,8 +19,8 @@ from jax import lax
 from benchmarks import _arrays, _cases
 from pallas_kernels.cases import Case
 
-CALL_US: Final = 5_000  # a timed call takes at least this long
-SHORT_US: Final = 2_000  # below, dispatch would show
+CALL_US: Final = 20_000  # a timed call takes at least this long
+SHORT_US: Final = 13_000  # below, dispatch would show
 MOST_TURNS: Final = 1_000
 SLOW_US: Final = 200_000  # above, no more repeats than the fewest
 FEWEST: Final = 3

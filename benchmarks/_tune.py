@@ -28,7 +28,7 @@ OVER_THE_BUS: Final[Grid] = (
     ("programs", (4, 8, 16, 32, 64, 132)),
 )
 WITHIN_DEVICE: Final[Grid] = (
-    ("programs", (132, 264, 528, 1056, 2112)),
+    ("programs", (132, 528, 2112, 8448)),
     ("chunk", (1024, 2048, 4096, 8192)),
     ("num_warps", (2, 4, 8, 16)),
 )
