@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pallas_kernels.codecs import Codec, int8_g64
 from pallas_kernels.codecs.bf16 import Bf16
 from pallas_kernels.codecs.e2m1 import E2m1
+from pallas_kernels.codecs.int4_g16 import Int4G16
 from pallas_kernels.codecs.int8_g64 import Int8G64
 from pallas_kernels.packed import from_bf16, from_int8, to_int8
 from pallas_kernels.packed.pieces import IN_THREAD, Packed, Pieces
@@ -36,8 +37,8 @@ class Transcoder(NamedTuple):
 def transcoder(source: Codec, target: Codec, dim: int) -> Transcoder | None:
     """What takes rows of `dim` channels from `source` to `target`; None if nothing here does."""
     match source, target:
-        case Bf16(), E2m1(search=False, group=group):
-            run, threads = partial(from_bf16.to_e2m1, target, dim), 1
+        case Bf16(), (E2m1(search=False, group=group) | Int4G16(group=group)):
+            run, threads = partial(from_bf16.to_four_bit, target, dim), 1
         case Int8G64(), E2m1(search=False, group=int8_g64.GROUP as group):
             run, threads = partial(from_int8.to_e2m1, target, dim), 2
         case E2m1(group=int8_g64.GROUP as group), Int8G64():

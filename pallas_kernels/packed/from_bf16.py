@@ -1,12 +1,14 @@
-"""bfloat16 to E2M1, two values per instruction.
+"""bfloat16 to 4-bit codes, two values per instruction.
 
-A scale is an E4M3 value and a cut of E2M1 has three significant bits, so their product has at most
-seven: between it and the next bfloat16 there is 2**-8 of it. The quotient of a bfloat16 by a scale,
-rounded to bfloat16, is therefore past the cut, at it or below it as the true quotient is: the
-reciprocal in two parts errs by 2**-16, too little to reach the cut or to leave it.
+A scale is an E4M3 value of four significant bits, and a cut has three in E2M1 and four in
+`int4_g16`, so their product has at most eight: between it and the next bfloat16 there is 2**-8 of
+it. The quotient of a bfloat16 by a scale, rounded to bfloat16, is therefore past the cut, at it or
+below it as the true quotient is: the reciprocal in two parts errs by 2**-16, too little to reach
+the cut or to leave it.
 """
 
-from typing import Final
+from functools import reduce
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from jaxtyping import Array, Int32
 
 from pallas_kernels.codecs import bits
 from pallas_kernels.codecs.e2m1 import E2m1
+from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.instructions import (
     approximate_reciprocal,
     bf16_pair_multiply,
@@ -33,7 +36,7 @@ from pallas_kernels.packed.pieces import (
     of_words,
     shared,
 )
-from pallas_kernels.tiles import quotients
+from pallas_kernels.tiles import four_bit, quotients
 from pallas_kernels.tiles.lanes import Grouped, all_finite
 
 _MAGNITUDES: Final = 0x7FFF7FFF
@@ -44,22 +47,29 @@ _LOW_BYTES: Final = 0x6420  # of each pair, the low bytes
 _HIGH_BYTES: Final = 0x7531
 
 
-def to_e2m1(codec: E2m1, dim: int, parts: tuple[Pieces, ...], no_scales: None) -> Packed:
-    """Stores rows of bfloat16 as `E2m1.encode` does, without `search`."""
+# Roundings to a multiple of 1 of which the least is the code: what a quotient is multiplied by, and
+# the code that then is added. `quotients.e2m1_code` says why.
+_ROUNDINGS_E2M1: Final = ((2.0, 0.0), (1.0, 2.0), (0.5, 4.0))
+_ROUNDINGS_INT4: Final = ((1.0, 0.0),)
+
+
+def to_four_bit(codec: FourBit, dim: int, parts: tuple[Pieces, ...], no_scales: None) -> Packed:
+    """Stores rows of bfloat16 as `FourBit.encode` does, without `search`."""
+    roundings = _ROUNDINGS_E2M1 if isinstance(codec, E2m1) else _ROUNDINGS_INT4
     magnitudes = [[words & _MAGNITUDES for words in part] for part in parts]
     largest = shared(jnp.maximum, [_largest(part) for part in magnitudes], codec.group, dim)
     amax = Grouped(*(bits.bits_float(x << 16) for x in largest))
     limited = [jnp.minimum(x, codec.max_code_value * bits.E4M3_MAX) for x in amax]
-    scales = [quotients.e4m3_of_sixth(x) for x in limited]
+    scales = [four_bit.short_scale(codec, x) for x in limited]
     codes = [
-        _codes(part, *_reciprocal(quotients.e4m3_value(scale)))
+        _codes(part, roundings, *_reciprocal(quotients.e4m3_value(scale)))
         for part, scale in zip(magnitudes, scales, strict=True)
     ]
     words = [
         follow(*(_join(*quarter) for quarter in _quarters(codes, parts, i)))
         for i in range(0, len(parts[0]), 2)
     ]
-    kept = (jnp.where(x > quotients.ZERO_UP_TO, s, 0) for x, s in zip(limited, scales, strict=True))
+    kept = (four_bit.kept_scale(codec, *both) for both in zip(limited, scales, strict=True))
     return Packed((tuple(words),), Grouped(*kept), all_finite(amax))
 
 
@@ -80,11 +90,8 @@ def _twice(pattern: Int32[Array, "..."]) -> Int32[Array, "..."]:
     return pick_bytes(pattern, pattern, 0x3232)
 
 
-def _codes(magnitudes: list[Piece], high: Array, low: Array) -> list[Piece]:
-    """Pairs of 0x4300 plus the code of each value: the least of three roundings to a multiple of 1.
-
-    `quotients.e2m1_code` says why; bfloat16 has steps of 1 from 128 on.
-    """
+def _codes(magnitudes: list[Piece], roundings: Any, high: Array, low: Array) -> list[Piece]:
+    """Pairs of 0x4300 plus the code of each value: bfloat16 has steps of 1 from 128 on."""
     like = magnitudes[0]
     high, low = of_words(high, like), of_words(low, like)
 
@@ -94,10 +101,11 @@ def _codes(magnitudes: list[Piece], high: Array, low: Array) -> list[Piece]:
 
     def code(x: Piece) -> Piece:
         q = bf16_pair_multiply_add(x, high, bf16_pair_multiply(x, low))
-        halves = bf16_pair_multiply_add(q, both(2.0), both(128.0))
-        ones = bf16_pair_multiply_add(q, both(1.0), both(130.0))
-        twos = bf16_pair_multiply_add(q, both(0.5), both(132.0))
-        return min_pair(min_pair(halves, ones), min_pair(twos, both(135.0)))
+        rounded = (
+            bf16_pair_multiply_add(q, both(factor), both(128.0 + first))
+            for factor, first in roundings
+        )
+        return reduce(min_pair, rounded, both(135.0))
 
     return [code(x) for x in magnitudes]
 

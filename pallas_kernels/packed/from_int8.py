@@ -21,7 +21,7 @@ from pallas_kernels.instructions import (
     multiply_add_within_1,
 )
 from pallas_kernels.packed.pieces import Packed, Piece, Pieces, in_threads, of_words, shared
-from pallas_kernels.tiles import quotients
+from pallas_kernels.tiles import four_bit, quotients
 from pallas_kernels.tiles.lanes import Grouped, all_finite
 
 _IN_EACH_BYTE: Final = 0x01010101
@@ -37,7 +37,7 @@ def to_e2m1(codec: E2m1, dim: int, parts: tuple[Pieces, ...], scale: Grouped) ->
     largest = shared(jnp.maximum, [_largest(part) for part in magnitudes], codec.group, dim)
     amax = Grouped(*(x.astype(jnp.float32) * s for x, s in zip(largest, scale, strict=True)))
     limited = [jnp.minimum(x, codec.max_code_value * bits.E4M3_MAX) for x in amax]
-    scales = [quotients.e4m3_of_sixth(x) for x in limited]
+    scales = [four_bit.short_scale(codec, x) for x in limited]
     ratios = [
         quotients.e4m3_value(new) * approximate_reciprocal(old)
         for new, old in zip(scales, scale, strict=True)
@@ -47,7 +47,7 @@ def to_e2m1(codec: E2m1, dim: int, parts: tuple[Pieces, ...], scale: Grouped) ->
         for values, part, ratio in zip(parts, magnitudes, ratios, strict=True)
     ]
     words = tuple(_join(low, high) for low, high in zip(*planes, strict=True))
-    kept = (jnp.where(x > quotients.ZERO_UP_TO, s, 0) for x, s in zip(limited, scales, strict=True))
+    kept = (four_bit.kept_scale(codec, *both) for both in zip(limited, scales, strict=True))
     return Packed((words,), Grouped(*kept), all_finite(amax))
 
 

@@ -40,6 +40,7 @@ class Tuning(NamedTuple):
 
 PACK: Final = Tuning(132 * 128, 32, 4)
 PACK_BY_GROUP: Final = Tuning(132 * 128, 8, 4)  # where threads take whole groups
+VALUES_BY_GROUP: Final = 64 * 32  # of a tile there, at least
 RESTORE: Final = Tuning(132 * 64, 64, 4)
 RESTORE_FROM_HOST: Final = Tuning(132, 32, 4)
 
@@ -378,11 +379,13 @@ def restore(
 
 def _fitting(tuning: Tuning, formats: list[tuple[Codec, Codec]], pool: PageLayout) -> Tuning:
     """The tuning, with tiles no larger than a page of one head, and smaller where a search fills
-    registers; where threads take whole groups, with no more of them than that needs."""
+    registers. Where threads take whole groups, tiles have some values for each thread of a warp,
+    and there are no more warps than that needs."""
     searches = any(tiles.needs_registers(target) for _, target in formats)
-    rows = min(tuning.rows, pool.page_size, 8 if searches else 64)
-    by_group = [packed.transcoder(*pair, pool.head_dim) for pair in formats]
-    threads = [rows * x.groups * x.piece // packed.IN_THREAD for x in by_group if x]
+    by_group = [x for pair in formats if (x := packed.transcoder(*pair, pool.head_dim))]
+    rows = max(tuning.rows, VALUES_BY_GROUP // pool.head_dim) if by_group else tuning.rows
+    rows = min(rows, pool.page_size, 8 if searches else 64)
+    threads = [rows * x.groups * x.piece // packed.IN_THREAD for x in by_group]
     most = max(threads, default=32 * tuning.num_warps)
     return tuning._replace(rows=rows, num_warps=min(tuning.num_warps, max(1, most // 32)))
 

@@ -103,20 +103,30 @@ def searches(codec: Codec) -> bool:
 
 def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, amax: Grouped):
     """(words, scales) of a tile of short values."""
-    if isinstance(codec, E2m1):
-        scales = Grouped(*map(quotients.e4m3_of_sixth, amax))
-        code_of, zero_up_to = quotients.e2m1_code, quotients.ZERO_UP_TO
-    else:
-        scale = (four_bit.group_scale(x, int4_g16.BY_SEVEN) for x in amax)
-        scales = Grouped(*map(bits.round_to_e4m3, scale))
-        code_of, zero_up_to = quotients.int4_code, 2.0**-10
+    scales = [short_scale(codec, x) for x in amax]
     split = [quotients.split_reciprocal(quotients.e4m3_value(s)) for s in scales]
     high, low = (Grouped(*parts) for parts in zip(*split, strict=True))
     q = each_grouped(quotients.quotient, (high, low), magnitude)
+    code_of = quotients.e2m1_code if isinstance(codec, E2m1) else quotients.int4_code
     words = join_nibbles(each(code_of, q), quotients.BASE, tile)
-    # Where all codes are 0, the scale is the smallest, 2**-9, and the largest quotient rounds to 0.
-    kept = (jnp.where(x > zero_up_to, s, 0) for x, s in zip(amax, scales, strict=True))
-    return words, Grouped(*kept)
+    return words, Grouped(*(kept_scale(codec, x, s) for x, s in zip(amax, scales, strict=True)))
+
+
+def short_scale(codec: FourBit, amax: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    """E4M3 codes of the scales of groups, without `search`; amax has at most 18 significant bits
+    and is within the codec's range."""
+    if isinstance(codec, E2m1):
+        return quotients.e4m3_of_sixth(amax)
+    return bits.round_to_e4m3(four_bit.group_scale(amax, int4_g16.BY_SEVEN))
+
+
+def kept_scale(codec: FourBit, amax: Array, scale: Int32[Array, "..."]) -> Int32[Array, "..."]:
+    """`short_scale`, or 0 where all codes of the group are 0.
+
+    There the scale is the smallest, 2**-9, and the largest quotient rounds to 0.
+    """
+    zero_up_to = 2.0**-11 if isinstance(codec, E2m1) else 2.0**-10
+    return jnp.where(amax > zero_up_to, scale, 0)
 
 
 def _encode_any(codec: FourBit, magnitude: Tile, amax: Grouped, dim: int) -> tuple[Tile, Grouped]:

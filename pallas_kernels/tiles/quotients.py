@@ -18,7 +18,6 @@ from pallas_kernels.codecs import bits
 # bits of the sum.
 TO_INTEGER: Final = 2.0**23
 BASE: Final = 0x4B000000  # the bits of 2**23
-ZERO_UP_TO: Final = 2.0**-11  # the largest amax of which `e4m3_of_sixth` makes all codes 0
 _SIGNED: Final = 1.5 * 2.0**23
 
 Split = tuple[Float32[Array, "..."], Float32[Array, "..."]]

@@ -224,8 +224,8 @@ MUTANTS = (
     Mutant(
         "pairs of bfloat16 may have the code 8",
         "pallas_kernels/packed/from_bf16.py",
-        "min_pair(twos, both(135.0))",
-        "twos",
+        "return reduce(min_pair, rounded, both(135.0))",
+        "return reduce(min_pair, rounded)",
         PACKED + "every_bfloat16_as_the_largest_and_under_every_scale",
         "Seven units of 2**-9 have the scale 1, and are a tie between 7 and 8.",
     ),

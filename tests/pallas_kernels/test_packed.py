@@ -19,6 +19,7 @@ from tests.pallas_kernels.test_tiles import every_bfloat16_in_groups, rows_of
 PAIRS = (
     ("bf16", "nvfp4_g16"),
     ("bf16", "e2m1_g64"),
+    ("bf16", "int4_g16"),
     ("int8_g64", "e2m1_g64"),
     ("e2m1_g64", "int8_g64"),
     ("e2m1_g64+search", "int8_g64"),
@@ -84,9 +85,9 @@ def test_only_some_pairs_are_transcoded_so():
     assert found == set(PAIRS)
 
 
-@pytest.mark.parametrize("name", ["nvfp4_g16", "e2m1_g64"])
-def test_every_bfloat16_as_the_largest_and_under_every_scale(name):
-    groups = every_bfloat16_in_groups(6, get_codec(name).group)
+@pytest.mark.parametrize(("name", "divisor"), [("nvfp4_g16", 6), ("e2m1_g64", 6), ("int4_g16", 7)])
+def test_every_bfloat16_as_the_largest_and_under_every_scale(name, divisor):
+    groups = every_bfloat16_in_groups(divisor, get_codec(name).group)
     signs = np.random.default_rng(0).choice([-1, 1], groups.shape)
     rows = np.zeros((-(-groups.size // 256), 256), ml_dtypes.bfloat16)
     rows.reshape(-1)[: groups.size] = (groups * signs).astype(ml_dtypes.bfloat16).reshape(-1)
