@@ -6,7 +6,7 @@ and a bank never crosses the bus as a whole. Writes are `dynamic_update_slice`, 
 donated bank in place in both spaces; a vector index on a host bank would not.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,18 @@ PINNED_LIMIT: Final = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 def is_host(x: Array) -> bool:
     """Whether an array or tracer lives in host memory."""
     return jax.typeof(x).memory_space == jax.memory.Space.Host
+
+
+def to_numpy(tree: Any) -> Any:
+    """A pytree's arrays as NumPy copies, also of those in host memory.
+
+    `jax.device_get` of pinned memory gives that memory itself, and an array that NumPy looks at
+    cannot be donated any more: on a GPU the next call raises, on a CPU it copies the whole bank.
+    """
+    device = jax.memory.Space.Device
+    return jax.device_get(
+        jax.tree.map(lambda x: jax.device_put(x, device) if is_host(x) else x, tree)
+    )
 
 
 def default_device():

@@ -1,6 +1,6 @@
 """Runs pytest and keeps how it went, with the device, as one JSON line.
 
-    python -m tests.record FILE PYTEST-ARGUMENTS...
+python -m tests.record FILE PYTEST-ARGUMENTS...
 """
 
 import json

@@ -7,8 +7,9 @@ import pytest
 from tests.pallas_kernels.codecs import oracle
 from tests.tiercache.sessions import PAGE, known, session
 from tiercache.testing import Driver, Lockstep
+from tiercache.testing.assertions import held_ids
 from tiercache.testing.calls import NUM_PLANS
-from tiercache.testing.specs import PLAIN, WINDOW
+from tiercache.testing.specs import HOST, PLAIN, WINDOW
 
 
 @pytest.mark.slow
@@ -20,6 +21,16 @@ def test_one_by_one_and_in_batches_the_same_calls_give_the_same_bytes():
         driver.lockstep.flush()
         states.append([np.asarray(x).tobytes() for x in jax.tree.leaves(driver.lockstep.state)])
     assert states[0] == states[1]
+
+
+def test_who_looks_at_a_state_does_not_keep_it_from_being_updated_in_place():
+    """A view of pinned memory would: on a GPU the next call raises, on a CPU it copies the bank."""
+    both = session(HOST, poison=False)  # poison makes a new state
+    known(both, [1], [1])
+    where = both.state.host.pages.unsafe_buffer_pointer()
+    assert held_ids(both.state)["nodes"]
+    both.match([1], PAGE + 1)
+    assert both.state.host.pages.unsafe_buffer_pointer() == where
 
 
 def test_verbs_are_methods_and_a_name_that_is_none_is_an_error():

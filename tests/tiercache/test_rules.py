@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiercache as tc
+from pallas_kernels.banks import to_numpy
 from pallas_kernels.page_layout import K
 from tests.tiercache.sessions import PAGE, known, page_bytes, path, session
 from tiercache.testing import Driver, Session, free_storage, poison_free
@@ -279,7 +280,7 @@ def test_rule_8_a_page_loses_bits_once(seed):
     for _ in range(3):
         assert both.evict_cold(2).packed == 2
         nodes = path(both, [1, 2])
-        bank = np.asarray(both.state.cold.bank)
+        bank = to_numpy(both.state.cold.bank)
         records.append([bank[-2 - node.entry].tobytes() for node in nodes])
         assert both.admit(0, [1, 2], 40, cold="hot") == 2 * PAGE
         both.release(0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tiercache._check import check
@@ -34,7 +35,6 @@ def assert_invariants(state: CacheState, spec: CacheSpec) -> None:
 
 def held_ids(state: CacheState) -> dict[str, frozenset[int]]:
     """Ids in use, by id space: pages, slots and snapshots of each tier, nodes, leases and rows."""
-    state = jax.device_get(state)
     masks = {
         "pages": state.pages.refs > 0,
         "cold slots": state.cold.refs > 0,
@@ -42,9 +42,10 @@ def held_ids(state: CacheState) -> dict[str, frozenset[int]]:
         "host pages": state.host.page_node != NO_NODE,
         "host snapshots": state.host.snapshot_node != NO_NODE,
         "nodes": state.index.depth >= 0,
-        "leases": np.any(state.index.leases != NO_NODE, axis=1),
-        "rows": np.any(state.table.entries != HOLE, axis=1),
+        "leases": jnp.any(state.index.leases != NO_NODE, axis=1),
+        "rows": jnp.any(state.table.entries != HOLE, axis=1),
     }
+    masks = jax.device_get(masks)
     return {name: frozenset(np.flatnonzero(mask).tolist()) for name, mask in masks.items()}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from pallas_kernels.banks import to_numpy
 from tiercache.reasons import Reason
 from tiercache.state import CacheState
 from tiercache.testing.reference import columns
@@ -18,7 +19,7 @@ def differences(reference: ReferenceCache, state: CacheState) -> list[str]:
 
     What nobody owns is not looked at: bytes of free pages and slots, tokens that no one wrote.
     """
-    state = jax.device_get(state)
+    state = to_numpy(state)
     parts = (_numbers, _tokens, _pages, _records, _states)
     return [line for part in parts for line in part(reference, state)]
 
