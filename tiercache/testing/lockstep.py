@@ -88,9 +88,7 @@ class Lockstep:
     `call` runs one call on both and compares. `push` runs it on the reference at once and on the
     state with the next `flush`, up to `BATCH` calls in one dispatch: a hundred times faster, and as
     strict, since the numbers of every single step are compared then. Calls one by one compile a
-    program for each verb that is used, in a second or so; the program of a batch has them all. On
-    an accelerator all calls are made one by one: XLA aborts on kernels that write host memory in
-    the branches of a batch.
+    program for each verb that is used, in a second or so; the program of a batch has them all.
 
     Attributes:
       reference: may be looked at, to choose the next call.
@@ -130,7 +128,6 @@ class Lockstep:
         self._plans = [self._matched((0,) * spec.max_pages, 0, 0)] * NUM_PLANS
         self._held = init_held(init_state(spec), self._plans)
         self._is_apart = index_device is not None
-        self._one_by_one = self._is_apart or jax.default_backend() != "cpu"
         if index_device is not None:
             self.state = place_index(self.state, index_device)
         self.calls_made: list[Call] = []
@@ -151,7 +148,7 @@ class Lockstep:
         """Runs one call on both, and compares; returns the info of the reference."""
         alone = not self._waiting
         info = self.push(name, *args)
-        self._flush(full=True, one_by_one=alone or self._one_by_one)
+        self._flush(full=True, one_by_one=alone or self._is_apart)
         return info
 
     def push(self, name: str, *args) -> Any:
@@ -186,7 +183,7 @@ class Lockstep:
         Raises:
           AssertionError: naming the call and every difference after it.
         """
-        self._flush(full=full, one_by_one=self._one_by_one)
+        self._flush(full=full, one_by_one=self._is_apart)
 
     def _flush(self, *, full: bool, one_by_one: bool):
         waiting, self._waiting = self._waiting, []

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool
 
-from pallas_kernels.banks import num_slots, write_record
+from pallas_kernels import dispatch
+from pallas_kernels.banks import num_slots
+from pallas_kernels.page_copy.api import STORE
+from pallas_kernels.page_copy.pairs import existing
 from tiercache.ids import HOLE, NO_NODE
 from tiercache.spec import CacheSpec
 from tiercache.state import FREE, CacheState
@@ -83,10 +86,15 @@ def _fill(leaf: Array, mask: Bool[Array, "n"], axis: int, byte: int) -> Array:
 
 
 def _fill_bank(bank: Array, mask: Bool[Array, "n"], byte: int) -> Array:
-    """`bank` with whole records of `byte` in free slots and in the trash slot, one at a time: a
-    bank in host memory is written no other way."""
+    """`bank` with whole records of `byte` in free slots and in the trash slot.
+
+    By the op that verbs write records with: XLA for GPUs aborts where a kernel and slice updates of
+    one host bank meet in a loop.
+    """
+    if not bank.size:
+        return bank
     count = num_slots(bank)
-    record = jnp.full(bank.shape[1], byte, jnp.uint8)
-    slots = jnp.where(mask, jnp.arange(count, dtype=jnp.int32), count)
-    slots = jnp.append(slots, jnp.int32(count))
-    return lax.fori_loop(0, count + 1, lambda i, x: write_record(x, slots[i], record), bank)
+    slots = jnp.append(jnp.where(mask, jnp.arange(count, dtype=jnp.int32), HOLE), jnp.int32(count))
+    pairs = existing(jnp.zeros_like(slots), 1, slots, count + 1)
+    record = jnp.full((1, bank.shape[1]), byte, jnp.uint8)
+    return dispatch.call(STORE, None, (record,), bank, pairs, axis=0)
