@@ -17,3 +17,4 @@ def test_the_decode_loop_runs(quick_compiles):
     assert state.table.lengths.tolist() == [64, 80, 80, 80]
     assert int(names["plan"].num_pages) == 1
     assert int(names["back"].num_host) == 1
+    assert names["step"]._cache_size() == 1
