@@ -8,11 +8,9 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-import jax
 import numpy as np
-from jax import lax
 
-from benchmarks import _arrays, _cases, _floors, _report, _timing
+from benchmarks import _cases, _floors, _report, _timing
 from pallas_kernels.banks import num_slots
 from pallas_kernels.cases import Case
 from pallas_kernels.page_copy import pallas as page_copy
@@ -168,24 +166,11 @@ class _Tuned(NamedTuple):
     search: Search
     turns: int
 
-    def compile(self, tuning: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-        case, lists = self.case, _cases.list_positions(self.case)
+    def compile(self, tuning: Any) -> _timing.Program:
+        def call(*args: Any, implementation: str) -> Any:
+            return self.search.kernel(list(args), tuning, self.case)
 
-        def step(i, state, rest):
-            ids, _ = lax.optimization_barrier(({k: rest[k] for k in lists}, i))
-            given = dict(zip(case.donated, state, strict=True)) | rest | ids
-            args = [given[position] for position in range(len(case.args))]
-            return (self.search.kernel(args, tuning, case),)
-
-        def loop(state, rest):
-            return lax.fori_loop(0, self.turns, lambda i, s: step(i, s, rest), state), ()
-
-        args = _cases.abstract_args(case)
-        state = tuple(args[i] for i in case.donated)
-        rest = {i: arg for i, arg in enumerate(args) if i not in case.donated}
-        updated = tuple(_arrays.memory(host=i in case.host) for i in case.donated)
-        jitted = jax.jit(loop, donate_argnums=0, out_shardings=(updated, ()))
-        return jitted.lower(state, rest).compile()
+        return _timing.Program(self.case._replace(call=call), "pallas", self.turns).compile()
 
 
 def _times(run: Any, tuned: _Tuned, tunings: list[Any], chain: _timing.Chain) -> dict:
