@@ -31,7 +31,7 @@ class Tuning(NamedTuple):
 
 
 # Over the bus a few programs are as fast as many, and leave the other multiprocessors free. Both
-# ways at once these two get the most through: with 8 programs or 64 reads fall behind writes.
+# ways at once, these two get the most through.
 TO_HOST: Final = Tuning(16, 4096, 4)
 FROM_HOST: Final = Tuning(16, 8192, 8)
 ON_DEVICE: Final = Tuning(8448, 4096, 16)
