@@ -378,13 +378,15 @@ def restore(
 
 
 def _fitting(tuning: Tuning, formats: list[tuple[Codec, Codec]], pool: PageLayout) -> Tuning:
-    """The tuning, with tiles no larger than a page of one head, and smaller where a search fills
-    registers. Where threads take whole groups, tiles have some values for each thread of a warp,
-    and there are no more warps than that needs."""
-    searches = any(tiles.needs_registers(target) for _, target in formats)
+    """The tuning, with tiles no larger than a page of one head or than registers hold.
+
+    Where threads take whole groups, tiles have some values for each thread of a warp, and there are
+    no more warps than that needs.
+    """
+    most_rows = min(tiles.most_rows(target) for _, target in formats)
     by_group = [x for pair in formats if (x := packed.transcoder(*pair, pool.head_dim))]
     rows = max(tuning.rows, VALUES_BY_GROUP // pool.head_dim) if by_group else tuning.rows
-    rows = min(rows, pool.page_size, 8 if searches else 64)
+    rows = min(rows, pool.page_size, most_rows)
     threads = [rows * x.groups * x.piece // packed.IN_THREAD for x in by_group]
     most = max(threads, default=32 * tuning.num_warps)
     return tuning._replace(rows=rows, num_warps=min(tuning.num_warps, max(1, most // 32)))

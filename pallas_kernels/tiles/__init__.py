@@ -10,7 +10,7 @@ from pallas_kernels.tiles.codes import (
     decode,
     encode,
     is_narrow,
-    needs_registers,
+    most_rows,
     num_parts,
     words_per_row,
 )
@@ -25,8 +25,8 @@ __all__ = [
     "decode_floats",
     "encode",
     "is_narrow",
-    "needs_registers",
     "made_finite",
+    "most_rows",
     "num_parts",
     "pack_scales",
     "scale_unit",

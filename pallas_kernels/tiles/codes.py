@@ -11,6 +11,7 @@ from pallas_kernels.codecs.bf16 import Bf16
 from pallas_kernels.codecs.four_bit import FourBit
 from pallas_kernels.codecs.fp8_e4m3 import Fp8E4m3
 from pallas_kernels.codecs.int8_g64 import Int8G64
+from pallas_kernels.instructions import pick_bytes
 from pallas_kernels.launch import WORD
 from pallas_kernels.tiles import four_bit, quotients, scales
 from pallas_kernels.tiles.floats import Words, bf16_lanes
@@ -73,8 +74,15 @@ def decode(codec: Codec, codes: Words, by_group: Grouped | None, dim: int) -> Ti
     if isinstance(codec, Int8G64):
         return each_grouped(lambda s, c: _signed(c).astype(jnp.float32) * s, (by_group,), each_byte)
     if isinstance(codec, Fp8E4m3):
-        return each_grouped(lambda s, c: bits.e4m3_to_float(c) * s, (by_group,), each_byte)
+        return each_grouped(lambda s, c: _e4m3_to_float(c) * s, (by_group,), each_byte)
     raise NotImplementedError(f"no tiles of {codec.name}.")
+
+
+def _e4m3_to_float(code: Int32[Array, "..."]) -> Array:
+    """As `bits.e4m3_to_float`. It is a float16 but for the bias and the missing mantissa bits,
+    subnormals included."""
+    half = scales.f16_to_float(((code & 0x7F) << 7) | ((code & 0x80) << 8))
+    return jnp.where((code & 0x7F) == 0x7F, jnp.nan, half * 2.0**8)
 
 
 def _signed(byte: Int32[Array, "..."]) -> Int32[Array, "..."]:
@@ -103,12 +111,11 @@ def encode(
         packed = four_bit.encode(codec, tile, dim, short=short)
         return Stored((packed.words,), scales.pack(codec, packed.scales, dim, unit), packed.finite)
     if isinstance(codec, Int8G64):
-        code, scale_bits = _encode_int8(tile, dim, short)
+        words, scale_bits = _encode_int8(tile, dim, short)
     elif isinstance(codec, Fp8E4m3):
-        code, scale_bits = _encode_fp8(tile, dim)
+        words, scale_bits = _encode_fp8(tile, dim)
     else:
         raise NotImplementedError(f"no tiles of {codec.name}.")
-    words = tuple(join_bytes(lanes) for lanes in code)
     return Stored(words, scales.pack(codec, scale_bits, dim, unit), is_finite(tile))
 
 
@@ -117,9 +124,11 @@ def is_narrow(codec: Codec) -> bool:
     return not isinstance(codec, Int8G64)
 
 
-def needs_registers(codec: Codec) -> bool:
-    """Whether encoding a value takes so many registers that tiles should be small."""
-    return four_bit.searches(codec)
+def most_rows(codec: Codec) -> int:
+    """Token rows of a tile that are encoded without spilling registers."""
+    if four_bit.searches(codec):
+        return 8
+    return 32 if isinstance(codec, Fp8E4m3) else 64
 
 
 def _encode_bf16(tile: Tile, narrow: bool) -> Stored:
@@ -135,7 +144,7 @@ def _encode_bf16(tile: Tile, narrow: bool) -> Stored:
     return Stored(tuple(map(words, patterns)), None, is_finite(tile))
 
 
-def _encode_int8(tile: Tile, dim: int, short: bool) -> tuple[Tile, Grouped]:
+def _encode_int8(tile: Tile, dim: int, short: bool) -> tuple[Words, Grouped]:
     magnitude = each(jnp.abs, tile)
 
     def scale_of(x):
@@ -156,24 +165,35 @@ def _encode_int8(tile: Tile, dim: int, short: bool) -> tuple[Tile, Grouped]:
         divisors = (jnp.where(s > 0, s, 1.0) for s in scale)  # a group of scale 0 rounds to 0
         split = zip(*map(quotients.split_reciprocal, divisors), strict=True)
         codes = each_grouped(short_code, tuple(Grouped(*parts) for parts in split), tile)
-    return codes, Grouped(*map(scales.f16_bits, scale))
+    return tuple(map(join_bytes, codes)), Grouped(*map(scales.f16_bits, scale))
 
 
-def _encode_fp8(tile: Tile, dim: int) -> tuple[Tile, Grouped]:
+def _encode_fp8(tile: Tile, dim: int) -> tuple[Words, Grouped]:
     magnitude = each(jnp.abs, tile)
-    amax = group_max(magnitude, dim, dim)
 
     def normal(x):
-        x = jnp.minimum(x, fp8_e4m3.MAX_MAGNITUDE)
         return jnp.where(bits.float_bits(x) >= (1 << 23), x, 0.0)
 
-    scale = Grouped(*(fp8_e4m3.token_scale(normal(x)) for x in amax))
+    amax = [jnp.minimum(normal(x), fp8_e4m3.MAX_MAGNITUDE) for x in group_max(magnitude, dim, dim)]
+    scale = [fp8_e4m3.token_scale(x) for x in amax]
+    inverse = [bits.bits_float((254 << 23) - bits.float_bits(s)) for s in scale]
+    # Scaled magnitudes are at most that of amax, since what is past the range is stored as its end.
+    limit = [jnp.minimum(x * i, bits.E4M3_MAX) for x, i in zip(amax, inverse, strict=True)]
 
-    def code_of(s, m):
-        return bits.round_to_e4m3(normal(m) * bits.bits_float((254 << 23) - bits.float_bits(s)))
+    def code_of(inverse, limit, m):
+        return quotients.e4m3_code(jnp.minimum(normal(m) * inverse, limit))
 
-    codes = each_grouped(code_of, (scale,), magnitude)
-    largest = group_max(codes, dim, dim)
-    kept = Grouped(*(jnp.where(c > 0, s, 0.0) for c, s in zip(largest, scale, strict=True)))
-    signed = each(lambda c, x: c | (((bits.float_bits(x) < 0) & (c > 0)) << 7), codes, tile)
-    return signed, Grouped(*map(bits.float_bits, kept))
+    codes = each_grouped(code_of, (Grouped(*inverse), Grouped(*limit)), magnitude)
+    kept = (  # a token of which the largest code is not 0
+        jnp.where(quotients.e4m3_code(x) > 0, s, 0.0) for x, s in zip(limit, scale, strict=True)
+    )
+    words = tuple(_with_signs(*both) for both in zip(codes, tile, strict=True))
+    return words, Grouped(*map(bits.float_bits, kept))
+
+
+def _with_signs(codes: Lanes, values: Lanes) -> Int32[Array, "row words"]:
+    """Words of magnitude codes of 7 bits, with the signs of values; no -0."""
+    a, b, c, d = map(bits.float_bits, values)
+    signs = pick_bytes(pick_bytes(a, b, 0x73), pick_bytes(c, d, 0x73), 0x5410)
+    magnitudes = join_bytes(codes)
+    return magnitudes | (signs & (magnitudes + 0x7F7F7F7F) & -0x7F7F7F80)

@@ -72,11 +72,22 @@ def e4m3_of_sixth(amax: Float32[Array, "..."]) -> Int32[Array, "..."]:
     an amax of 7 and at least 2 from there on.
     """
     q = amax * _SIXTH_HIGH + amax * _SIXTH_LOW
-    units = bits.float_bits(q * 2.0**9 + TO_INTEGER) - BASE
-    units = jnp.maximum(units, jnp.where(amax > 7 * bits.E4M3_TINY, 2, 1))
-    pattern = bits.float_bits(q)
-    normal = ((pattern + 0x7FFFF + ((pattern >> 20) & 1)) >> 20) - (120 << 3)
-    return jnp.where(units < 8, units, jnp.maximum(normal, 8))
+    units = jnp.maximum(_in_tiny_steps(q), jnp.where(amax > 7 * bits.E4M3_TINY, 2, 1))
+    return jnp.where(units < 8, units, jnp.maximum(_by_mantissa(q), 8))
+
+
+def e4m3_code(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    """The E4M3 code nearest to any x, ties to even; 0 <= x <= 448. As `bits.round_to_e4m3`."""
+    return jnp.where(x < 2.0**-6, _in_tiny_steps(x), _by_mantissa(x))
+
+
+def _in_tiny_steps(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    return bits.float_bits(x * 2.0**9 + TO_INTEGER) - BASE
+
+
+def _by_mantissa(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
+    pattern = bits.float_bits(x)
+    return ((pattern + 0x7FFFF + ((pattern >> 20) & 1)) >> 20) - (120 << 3)
 
 
 def e4m3_value(code: Int32[Array, "..."]) -> Float32[Array, "..."]:
