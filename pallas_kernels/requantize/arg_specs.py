@@ -40,6 +40,7 @@ CASES: Final = (
         for model, hot, cold in (
             (cases.QWEN3_5_27B, "bf16", "nvfp4_g16"),
             (cases.QWEN3_5_27B, "int8_g64", "e2m1_g64"),
+            (cases.QWEN3_5_27B, "bf16", "e2m1_g64"),
             (cases.QWEN3_NEXT_80B, "bf16", "nvfp4_g16"),
             (cases.QWEN3_NEXT_80B, "bf16", "nvfp4_g16+search"),
             (cases.QWEN3_NEXT_80B, "fp8_e4m3", "int4_g16"),

@@ -40,7 +40,8 @@ class Tuning(NamedTuple):
 
 PACK: Final = Tuning(132 * 128, 32, 4)
 PACK_BY_GROUP: Final = Tuning(132 * 128, 8, 4)  # where threads take whole groups
-VALUES_BY_GROUP: Final = 64 * 32  # of a tile there, at least
+WARP: Final = 32  # threads
+VALUES_BY_GROUP: Final = 64 * WARP  # of a tile there, at least
 RESTORE: Final = Tuning(132 * 64, 64, 4)
 RESTORE_FROM_HOST: Final = Tuning(132, 32, 4)
 
@@ -385,11 +386,13 @@ def _fitting(tuning: Tuning, formats: list[tuple[Codec, Codec]], pool: PageLayou
     """
     most_rows = min(tiles.most_rows(target) for _, target in formats)
     by_group = [x for pair in formats if (x := packed.transcoder(*pair, pool.head_dim))]
-    rows = max(tuning.rows, VALUES_BY_GROUP // pool.head_dim) if by_group else tuning.rows
+    per_row = [x.groups * x.piece // packed.IN_THREAD for x in by_group]
+    rows = tuning.rows
+    if by_group:
+        rows = max(rows, VALUES_BY_GROUP // pool.head_dim, WARP // min(per_row))
     rows = min(rows, pool.page_size, most_rows)
-    threads = [rows * x.groups * x.piece // packed.IN_THREAD for x in by_group]
-    most = max(threads, default=32 * tuning.num_warps)
-    return tuning._replace(rows=rows, num_warps=min(tuning.num_warps, max(1, most // 32)))
+    threads = rows * max(per_row, default=WARP * tuning.num_warps)
+    return tuning._replace(rows=rows, num_warps=min(tuning.num_warps, max(1, threads // WARP)))
 
 
 def _grid(tuning: Tuning, pairs: Pairs, geometry: _Geometry) -> tuple[int]:
