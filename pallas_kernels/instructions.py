@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from pallas_kernels import launch
+from pallas_kernels.codecs import bits
 
 
 def _of_floats(text: str, *args: Array) -> Float32[Array, "..."]:
@@ -66,15 +67,11 @@ def bf16_pair_multiply(a: Array, b: Array) -> Int32[Array, "..."]:
 
 def _each_float(function: Callable, *words: Array) -> Int32[Array, "..."]:
     low, high = (
-        function(*(lax.bitcast_convert_type(half(w), jnp.float32) for w in words))
+        function(*(bits.bits_float(half(w)) for w in words))
         for half in (lambda w: w << 16, lambda w: w & -65536)
     )
-    return lax.shift_right_logical(_round_to_bf16(low), 16) | _round_to_bf16(high)
-
-
-def _round_to_bf16(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
-    pattern = lax.bitcast_convert_type(x, jnp.int32)
-    return (pattern + 0x7FFF + (lax.shift_right_logical(pattern, 16) & 1)) & -65536
+    low, high = (bits.float_bits(bits.round_to_bf16(x)) for x in (low, high))
+    return lax.shift_right_logical(low, 16) | high
 
 
 def max_pair(a: Array, b: Array) -> Int32[Array, "..."]:
@@ -98,7 +95,7 @@ def byte_magnitudes(words: Array) -> Int32[Array, "..."]:
     if launch.is_compiled():
         zero = jnp.zeros_like(words)
         return _of_words("vabsdiff4.u32.s32.s32", words, zero, zero)
-    negative = lax.shift_right_logical(words, 7) & 0x01010101
+    negative = lax.shift_right_logical(words, 7) & bits.IN_EACH_BYTE
     return (words ^ (negative * 255)) + negative
 
 

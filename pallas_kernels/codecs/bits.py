@@ -20,6 +20,18 @@ INF_BITS: Final = 0x7F800000
 MAGNITUDE_MASK: Final = 0x7FFFFFFF
 
 
+def signed(word: int) -> int:
+    """The int32 that has the bits of a word in [0, 2**32)."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+# Of words that stand for four bytes or eight nibbles.
+IN_EACH_BYTE: Final = 0x01010101
+BYTE_TOPS: Final = signed(0x80808080)
+NIBBLE_TOPS: Final = signed(0x88888888)
+BELOW_NIBBLE_TOPS: Final = 0x77777777
+
+
 def float_bits(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
     """The bit pattern of each float32."""
     return lax.bitcast_convert_type(x, jnp.int32)

@@ -13,6 +13,11 @@ MAX_CODE: Final = 127
 MAX_MAGNITUDE: Final = MAX_CODE * bits.F16_MAX
 
 
+def group_scale(amax: Float32[Array, "*group"]) -> Float32[Array, "*group"]:
+    """Float16 scale of each group in float32; amax is in [0, `MAX_MAGNITUDE`]."""
+    return bits.round_to_f16(amax * (1.0 / MAX_CODE))
+
+
 def divide_to_int(
     magnitude: Float32[Array, "*group channel"], scale: Float32[Array, "*group"]
 ) -> Int32[Array, "*group channel"]:
@@ -59,7 +64,7 @@ class Int8G64(base.Codec):
         groups = self.scale_width(dim)
         grouped = bits.to_float32(x).reshape(*plane, groups, GROUP)
         negative, magnitude = bits.split_sign(grouped, MAX_MAGNITUDE)
-        scale = bits.round_to_f16(jnp.max(magnitude, axis=-1) * (1.0 / MAX_CODE))
+        scale = group_scale(jnp.max(magnitude, axis=-1))
         codes = divide_to_int(magnitude, scale)
         codes = jnp.where(negative, -codes, codes).reshape(x.shape)
         return base.Encoded(codes.astype(jnp.int8), scale.astype(jnp.float16))

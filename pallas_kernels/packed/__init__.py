@@ -17,7 +17,7 @@ from pallas_kernels.packed import from_bf16, from_int8, to_int8
 from pallas_kernels.packed.pieces import IN_THREAD, Packed, Pieces
 from pallas_kernels.tiles.lanes import groups_per_half
 
-__all__ = ["IN_THREAD", "Packed", "Pieces", "Transcoder", "transcoder"]
+__all__ = ["Packed", "Pieces", "Transcoder", "transcoder"]
 
 
 class Transcoder(NamedTuple):
@@ -25,13 +25,18 @@ class Transcoder(NamedTuple):
 
     Attributes:
       groups: per row and half of the channels; at least 1.
-      piece: words.
+      threads: that share a group.
       run: takes the parts of some rows, and their scales where there are any.
     """
 
     groups: int
-    piece: int
+    threads: int
     run: Callable[[tuple[Pieces, ...], Any], Packed]
+
+    @property
+    def piece(self) -> int:
+        """Words of a piece."""
+        return self.threads * IN_THREAD
 
 
 def transcoder(source: Codec, target: Codec, dim: int) -> Transcoder | None:
@@ -45,4 +50,4 @@ def transcoder(source: Codec, target: Codec, dim: int) -> Transcoder | None:
             run, threads = partial(to_int8.from_e2m1, source, dim), 2
         case _:
             return None
-    return Transcoder(groups_per_half(group, dim), threads * IN_THREAD, run)
+    return Transcoder(groups_per_half(group, dim), threads, run)

@@ -40,9 +40,6 @@ from pallas_kernels.tiles import four_bit, quotients
 from pallas_kernels.tiles.lanes import Grouped, all_finite
 
 _MAGNITUDES: Final = 0x7FFF7FFF
-_ALL_SIGNS: Final = -0x77777778  # 0x88888888
-_HIGH_SIGNS: Final = -0x7F7F7F80  # 0x80808080
-_SEVENS: Final = 0x77777777
 _LOW_BYTES: Final = 0x6420  # of each pair, the low bytes
 _HIGH_BYTES: Final = 0x7531
 
@@ -59,8 +56,7 @@ def to_four_bit(codec: FourBit, dim: int, parts: tuple[Pieces, ...], no_scales: 
     magnitudes = [[words & _MAGNITUDES for words in part] for part in parts]
     largest = shared(jnp.maximum, [_largest(part) for part in magnitudes], codec.group, dim)
     amax = Grouped(*(bits.bits_float(x << 16) for x in largest))
-    limited = [jnp.minimum(x, codec.max_code_value * bits.E4M3_MAX) for x in amax]
-    scales = [four_bit.short_scale(codec, x) for x in limited]
+    scales, kept = four_bit.short_scales(codec, amax)
     codes = [
         _codes(part, roundings, *_reciprocal(quotients.e4m3_value(scale)))
         for part, scale in zip(magnitudes, scales, strict=True)
@@ -69,8 +65,7 @@ def to_four_bit(codec: FourBit, dim: int, parts: tuple[Pieces, ...], no_scales: 
         follow(*(_join(*quarter) for quarter in _quarters(codes, parts, i)))
         for i in range(0, len(parts[0]), 2)
     ]
-    kept = (four_bit.kept_scale(codec, *both) for both in zip(limited, scales, strict=True))
-    return Packed((tuple(words),), Grouped(*kept), all_finite(amax))
+    return Packed((tuple(words),), kept, all_finite(amax))
 
 
 def _largest(magnitudes: list[Piece]) -> Int32[Array, "row group"]:
@@ -123,5 +118,5 @@ def _join(low0, low1, high0, high1, x0, x1, y0, y1) -> Int32[Array, "row group 2
     """Words of nibbles, each of two words of the low half and of two of the high one; no -0."""
     magnitudes = pick_bytes(low0, low1, _LOW_BYTES) + pick_bytes(high0, high1, _LOW_BYTES) * 16
     low = lax.shift_right_logical(pick_bytes(x0, x1, _HIGH_BYTES), 4)
-    signs = (pick_bytes(y0, y1, _HIGH_BYTES) & _HIGH_SIGNS) | (low & ~_HIGH_SIGNS)
-    return magnitudes | (signs & (magnitudes + _SEVENS) & _ALL_SIGNS)
+    signs = (pick_bytes(y0, y1, _HIGH_BYTES) & bits.BYTE_TOPS) | (low & ~bits.BYTE_TOPS)
+    return magnitudes | (signs & (magnitudes + bits.BELOW_NIBBLE_TOPS) & bits.NIBBLE_TOPS)

@@ -24,9 +24,6 @@ from pallas_kernels.packed.pieces import Packed, Piece, Pieces, in_threads, of_w
 from pallas_kernels.tiles import four_bit, quotients
 from pallas_kernels.tiles.lanes import Grouped, all_finite
 
-_IN_EACH_BYTE: Final = 0x01010101
-_TOP_BITS: Final = -0x7F7F7F80  # 0x80808080
-_TOP_OF_NIBBLES: Final = -0x77777778  # 0x88888888
 _NUDGE: Final = 2.0**-13
 _LEAST: Final = 2.0**-8  # a group with a code that is no 0 has 448/65504 at least
 
@@ -36,8 +33,7 @@ def to_e2m1(codec: E2m1, dim: int, parts: tuple[Pieces, ...], scale: Grouped) ->
     magnitudes = [[byte_magnitudes(words) for words in part] for part in parts]
     largest = shared(jnp.maximum, [_largest(part) for part in magnitudes], codec.group, dim)
     amax = Grouped(*(x.astype(jnp.float32) * s for x, s in zip(largest, scale, strict=True)))
-    limited = [jnp.minimum(x, codec.max_code_value * bits.E4M3_MAX) for x in amax]
-    scales = [four_bit.short_scale(codec, x) for x in limited]
+    scales, kept = four_bit.short_scales(codec, amax)
     ratios = [
         quotients.e4m3_value(new) * approximate_reciprocal(old)
         for new, old in zip(scales, scale, strict=True)
@@ -47,8 +43,7 @@ def to_e2m1(codec: E2m1, dim: int, parts: tuple[Pieces, ...], scale: Grouped) ->
         for values, part, ratio in zip(parts, magnitudes, ratios, strict=True)
     ]
     words = tuple(_join(low, high) for low, high in zip(*planes, strict=True))
-    kept = (four_bit.kept_scale(codec, *both) for both in zip(limited, scales, strict=True))
-    return Packed((words,), Grouped(*kept), all_finite(amax))
+    return Packed((words,), kept, all_finite(amax))
 
 
 def _largest(magnitudes: list[Piece]) -> Int32[Array, "row group"]:
@@ -72,8 +67,8 @@ def _addends(ratio: Float32[Array, "row group"]) -> list[Int32[Array, "row group
         part, start = (jnp.full_like(ratio, x / 128) for x in (-cut.at, 127.5 - nudge))
         at = multiply_add_within_1(ratio, part, start)  # in units of 128
         number = bits.float_bits(at * 128.0 + quotients.TO_INTEGER)
-        base = (quotients.BASE * _IN_EACH_BYTE) & 0xFFFFFFFF
-        return number * _IN_EACH_BYTE - (base - (1 << 32) if base >> 31 else base)
+        base = (quotients.BASE * bits.IN_EACH_BYTE) & 0xFFFFFFFF
+        return number * bits.IN_EACH_BYTE - bits.signed(base)
 
     return [addend(cut) for cut in e2m1.CODE_CUTS]
 
@@ -94,11 +89,11 @@ def _join(low: tuple[Piece, ...], high: tuple[Piece, ...]) -> Piece:
     """Words of nibbles from their bits, lowest first."""
     word = None
     for in_low, in_high in zip(low, high, strict=True):
-        bit = (in_high & _TOP_BITS) | (lax.shift_right_logical(in_low, 4) & ~_TOP_BITS)
+        bit = (in_high & bits.BYTE_TOPS) | (lax.shift_right_logical(in_low, 4) & ~bits.BYTE_TOPS)
         if word is None:
             word = bit
         else:
-            rest = lax.shift_right_logical(word, 1) & ~_TOP_OF_NIBBLES
-            word = (bit & _TOP_OF_NIBBLES) | rest
+            rest = lax.shift_right_logical(word, 1) & ~bits.NIBBLE_TOPS
+            word = (bit & bits.NIBBLE_TOPS) | rest
     assert word is not None
     return word

@@ -28,12 +28,12 @@ class Packed(NamedTuple):
 
     Attributes:
       parts: of codes, 1 or 2.
-      scales: bit patterns, per half; None where the codec has none.
+      scales: bit patterns, per half.
       finite: whether every value was.
     """
 
     parts: tuple[Pieces, ...]
-    scales: Grouped | None
+    scales: Grouped
     finite: Bool[Array, ""]
 
 

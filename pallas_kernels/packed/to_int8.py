@@ -17,27 +17,21 @@ from pallas_kernels.packed.pieces import Packed, Piece, Pieces, in_threads, of_w
 from pallas_kernels.tiles import four_bit, quotients, scales
 from pallas_kernels.tiles.lanes import Grouped, all_finite
 
-_SEVENS: Final = 0x77777777
-_SIGNS: Final = -0x77777778  # 0x88888888
-_IN_EACH_BYTE: Final = 0x01010101
-_ONE_HOT: Final = (0x08040201, -0x7FBFDFF0)  # byte n is 1 << n; the latter is 0x80402010
+_ONE_HOT: Final = (0x08040201, bits.signed(0x80402010))  # byte n is 1 << n
 _VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def from_e2m1(codec: E2m1, dim: int, parts: tuple[Pieces, ...], scale: Grouped) -> Packed:
     """Stores rows of E2M1 as `Int8G64.encode` of their values does."""
     (pieces,) = parts
-    magnitudes = [words & _SEVENS for words in pieces]
+    magnitudes = [words & bits.BELOW_NIBBLE_TOPS for words in pieces]
     present = in_threads(jnp.bitwise_or, [_one_hot(words) for words in magnitudes])
     present = present | lax.shift_right_logical(present, 16)
     # The largest of some numbers has the highest bit that any of them has.
     halves = [jnp.max((present >> shift) & 0xFF, axis=2) for shift in (0, 8)]
     halves = shared(jnp.maximum, halves, codec.group, dim)
     amax = Grouped(*(_largest(codec, x) * s for x, s in zip(halves, scale, strict=True)))
-    new = [
-        bits.round_to_f16(jnp.minimum(x, int8_g64.MAX_MAGNITUDE) * (1.0 / int8_g64.MAX_CODE))
-        for x in amax
-    ]
+    new = [int8_g64.group_scale(jnp.minimum(x, int8_g64.MAX_MAGNITUDE)) for x in amax]
     tables = [
         [of_words(x, pieces[0]) for x in _table(s, n)] for s, n in zip(scale, new, strict=True)
     ]
@@ -87,13 +81,13 @@ def _bytes(
     Added to a magnitude code that does not become zero, `carry` has the top bit of its nibble.
     """
     upper = lax.shift_right_logical(magnitudes, 16)
-    signs = words & (magnitudes + carry) & _SIGNS
+    signs = words & (magnitudes + carry) & bits.NIBBLE_TOPS
 
     def half(table: list[Piece], order: int, signs: Piece) -> Piece:
         first, second = table
         in_lower, in_upper = (pick_bytes(first, second, x) for x in (magnitudes, upper))
         picked = pick_bytes(in_lower, in_upper, order)
         negative = pick_bytes(signs, signs, 0xBA98)
-        return (picked ^ negative) + (negative & _IN_EACH_BYTE)
+        return (picked ^ negative) + (negative & bits.IN_EACH_BYTE)
 
     return half(tables[0], 0x6420, signs << 4), half(tables[1], 0x7531, signs)

@@ -237,7 +237,7 @@ def _fitting(tuning: Tuning, formats: list[tuple[Codec, Codec]], pool: PageLayou
     """
     most_rows = min(tiles.most_rows(target) for _, target in formats)
     by_group = [x for pair in formats if (x := packed.transcoder(*pair, pool.head_dim))]
-    per_row = [x.groups * x.piece // packed.IN_THREAD for x in by_group]
+    per_row = [x.groups * x.threads for x in by_group]
     rows = tuning.rows
     if by_group:
         rows = max(rows, VALUES_BY_GROUP // pool.head_dim, WARP // min(per_row))

@@ -118,9 +118,8 @@ def transcode(
     for part, pieces in zip(written, stored.parts, strict=True):
         for place, piece in zip(part, pieces, strict=True):
             launch.write(place, piece)
-    if stored.scales is not None:
-        words = tiles.pack_scales(after, stored.scales, dim)
-        launch.write(target.scales(rows, words.shape[0]), words)
+    words = tiles.pack_scales(after, stored.scales, dim)
+    launch.write(target.scales(rows, words.shape[0]), words)
     return stored.finite
 
 

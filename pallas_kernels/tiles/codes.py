@@ -148,7 +148,7 @@ def _encode_int8(tile: Tile, dim: int, short: bool) -> tuple[Words, Grouped]:
     magnitude = each(jnp.abs, tile)
 
     def scale_of(x):
-        return bits.round_to_f16(jnp.minimum(x, int8_g64.MAX_MAGNITUDE) * (1.0 / int8_g64.MAX_CODE))
+        return int8_g64.group_scale(jnp.minimum(x, int8_g64.MAX_MAGNITUDE))
 
     def any_code(s, m, x):
         code = int8_g64.divide_to_int(jnp.minimum(m, int8_g64.MAX_MAGNITUDE)[..., None], s)[..., 0]
@@ -196,4 +196,4 @@ def _with_signs(codes: Lanes, values: Lanes) -> Int32[Array, "row words"]:
     a, b, c, d = map(bits.float_bits, values)
     signs = pick_bytes(pick_bytes(a, b, 0x73), pick_bytes(c, d, 0x73), 0x5410)
     magnitudes = join_bytes(codes)
-    return magnitudes | (signs & (magnitudes + 0x7F7F7F7F) & -0x7F7F7F80)
+    return magnitudes | (signs & (magnitudes + 0x7F7F7F7F) & bits.BYTE_TOPS)

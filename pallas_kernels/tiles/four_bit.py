@@ -21,9 +21,6 @@ from pallas_kernels.tiles.lanes import (
     reduce_groups,
 )
 
-_SIGNS = -0x77777778  # 0x88888888: bit 3 of every nibble
-_SEVENS = 0x77777777
-
 
 class Packed(NamedTuple):
     """A tile as 4-bit codes.
@@ -63,8 +60,8 @@ def join_nibbles(codes: Tile, base: int, values: Tile) -> Int32[Array, "row word
             top = lax.shift_right_logical(bits.float_bits(values[half][lane]), 28)
             sign = (sign << 4) | top
             bases = ((bases << 4) + base) & 0xFFFFFFFF
-    magnitudes = word - (bases - (1 << 32) if bases >> 31 else bases)
-    not_zero = (magnitudes + _SEVENS) & _SIGNS
+    magnitudes = word - bits.signed(bases)
+    not_zero = (magnitudes + bits.BELOW_NIBBLE_TOPS) & bits.NIBBLE_TOPS
     return magnitudes | (sign & not_zero)
 
 
@@ -84,12 +81,12 @@ def value(codec: FourBit, word: Int32[Array, "..."]) -> Float32[Array, "..."]:
 def encode(codec: FourBit, tile: Tile, dim: int, *, short: bool) -> Packed:
     """Stores a tile; `short` as in `tiles.encode`."""
     magnitude = each(jnp.abs, tile)
-    limit = codec.max_code_value * bits.E4M3_MAX
     largest = group_max(magnitude, codec.group, dim)
-    amax = Grouped(*(jnp.minimum(x, limit) for x in largest))
     if short and not searches(codec):
-        words, scales = _encode_short(codec, tile, magnitude, amax)
+        words, scales = _encode_short(codec, tile, magnitude, largest)
         return Packed(words, scales, all_finite(largest))
+    limit = codec.max_code_value * bits.E4M3_MAX
+    amax = Grouped(*(jnp.minimum(x, limit) for x in largest))
     magnitude = each(lambda m: jnp.minimum(m, limit), magnitude)
     codes, scale = _encode_any(codec, magnitude, amax, dim)
     scales = Grouped(*map(bits.round_to_e4m3, scale))
@@ -101,32 +98,36 @@ def searches(codec: Codec) -> bool:
     return isinstance(codec, E2m1) and codec.search
 
 
-def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, amax: Grouped):
+def _encode_short(codec: FourBit, tile: Tile, magnitude: Tile, largest: Grouped):
     """(words, scales) of a tile of short values."""
-    scales = [short_scale(codec, x) for x in amax]
+    scales, kept = short_scales(codec, largest)
     split = [quotients.split_reciprocal(quotients.e4m3_value(s)) for s in scales]
     high, low = (Grouped(*parts) for parts in zip(*split, strict=True))
     q = each_grouped(quotients.quotient, (high, low), magnitude)
     code_of = quotients.e2m1_code if isinstance(codec, E2m1) else quotients.int4_code
     words = join_nibbles(each(code_of, q), quotients.BASE, tile)
-    return words, Grouped(*(kept_scale(codec, x, s) for x, s in zip(amax, scales, strict=True)))
+    return words, kept
 
 
-def short_scale(codec: FourBit, amax: Float32[Array, "..."]) -> Int32[Array, "..."]:
-    """E4M3 codes of the scales of groups, without `search`; amax has at most 18 significant bits
-    and is within the codec's range."""
-    if isinstance(codec, E2m1):
-        return quotients.e4m3_of_sixth(amax)
-    return bits.round_to_e4m3(four_bit.group_scale(amax, int4_g16.BY_SEVEN))
+def short_scales(codec: FourBit, largest: Grouped) -> tuple[Grouped, Grouped]:
+    """E4M3 codes of scales without `search`, to divide by and to store.
 
+    What is stored is 0 where all codes of the group are: there the scale is the smallest, 2**-9,
+    and the largest quotient rounds to 0.
 
-def kept_scale(codec: FourBit, amax: Array, scale: Int32[Array, "..."]) -> Int32[Array, "..."]:
-    """`short_scale`, or 0 where all codes of the group are 0.
-
-    There the scale is the smallest, 2**-9, and the largest quotient rounds to 0.
+    Args:
+      codec: of the groups.
+      largest: magnitudes, of at most 18 significant bits; also past the codec's range.
     """
-    zero_up_to = 2.0**-11 if isinstance(codec, E2m1) else 2.0**-10
-    return jnp.where(amax > zero_up_to, scale, 0)
+    amax = [jnp.minimum(x, codec.max_code_value * bits.E4M3_MAX) for x in largest]
+    if isinstance(codec, E2m1):
+        scales, zero_up_to = map(quotients.e4m3_of_sixth, amax), 2.0**-11
+    else:
+        scales = (bits.round_to_e4m3(four_bit.group_scale(x, int4_g16.BY_SEVEN)) for x in amax)
+        zero_up_to = 2.0**-10
+    scales = Grouped(*scales)
+    kept = (jnp.where(x > zero_up_to, s, 0) for x, s in zip(amax, scales, strict=True))
+    return scales, Grouped(*kept)
 
 
 def _encode_any(codec: FourBit, magnitude: Tile, amax: Grouped, dim: int) -> tuple[Tile, Grouped]:

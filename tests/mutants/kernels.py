@@ -209,7 +209,7 @@ MUTANTS = (
         "nibbles of zero keep their sign",
         "pallas_kernels/tiles/four_bit.py",
         "return magnitudes | (sign & not_zero)",
-        "return magnitudes | (sign & _SIGNS)",
+        "return magnitudes | (sign & bits.NIBBLE_TOPS)",
         TILES + "every_codec_is_decoded_and_encoded_in_every_codec",
         "There is no -0.",
     ),
