@@ -30,8 +30,8 @@ class Tuning(NamedTuple):
     num_warps: int
 
 
-# Over the bus a few programs are as fast as many, and leave the other multiprocessors free. Both
-# ways at once, these two get the most through.
+# Over the bus a few programs are as fast as many, and leave the other multiprocessors free. As many
+# read as write, for both ways at once: see `both_directions` in `benchmarks`.
 TO_HOST: Final = Tuning(16, 4096, 4)
 FROM_HOST: Final = Tuning(16, 8192, 8)
 ON_DEVICE: Final = Tuning(8448, 4096, 16)

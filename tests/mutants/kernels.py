@@ -261,4 +261,12 @@ MUTANTS = (
         PACKED + "rows_of_every_kind",
         "Each half has groups of its own.",
     ),
+    Mutant(
+        "compiled kernels hold what instructions mean",
+        "pallas_kernels/launch.py",
+        "token = _compiled.set(not interpret)",
+        "token = _compiled.set(False)",
+        REQUANTIZE + "a_compiled_kernel_has_the_instructions_and_not_what_they_mean",
+        "The bytes would be the same, and nobody would see how slow it is.",
+    ),
 )

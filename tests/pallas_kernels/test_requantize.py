@@ -259,3 +259,19 @@ def test_what_cannot_be_served_says_why(op):
     other = PageLayout.of(WIDE.cold, HEADS, 2 * TOKENS, WIDE.dim)
     with pytest.raises(ValueError, match=r"\(2, 2, 16, 256\) are not \(2, 2, 32, 256\)"):
         op(pool, bank, ids, ids, source=layouts["source"], target=other)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("formats", "instructions"),
+    [
+        ("bf16 -> nvfp4_g16", ("fma.rn.bf16x2", "min.u16x2", "prmt.b32")),
+        ("int8_g64 -> e2m1_g64", ("vabsdiff4.u32.s32.s32", "fma.rn.sat.f32", "max.u16x2")),
+        ("e2m1_g64 -> int8_g64", ("prmt.b32", "fma.rn.f32", "rcp.approx.ftz.f32")),
+    ],
+)
+def test_a_compiled_kernel_has_the_instructions_and_not_what_they_mean(formats, instructions):
+    """Without them the bytes would be the same, by many times the instructions."""
+    (case,) = (c for c in arg_specs.CASES if c.name == f"qwen3.5-27b {formats}")
+    text = lowered_for_h200(case)
+    assert [name for name in instructions if name not in text] == []
